@@ -13,8 +13,8 @@ Theory: a *rim* speaks one HTTP version on one connection. For each exchange (a 
 Every word is a plain call: nothing is awaited, nothing is queued in between. `on_full` says that a leg's send buffer
 crossed its high mark; data() keeps working after it, the caller is only asked to stop the other side.
 
-Rules for editing: 1. nothing here imports a loop, socket or clock; 2. a word added to `Leg` is added to every rim and to
-`tests/peers/fakeleg.py`; 3. names of fields are kept as received, compared in lower case.
+Rules for editing: 1. nothing here imports a loop, socket or clock; 2. a word added to `Leg` is added to every rim and
+to `tests/peers/fakeleg.py`; 3. names of fields are kept as received, compared in lower case.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Leg(Protocol):
         with the code that `abort` means. On an edge leg: cancel the request. Idempotent; no on_abort follows."""
 
     def pause(self) -> None:
-        """Stop on_data soon: h1 stops reading, h2 and h3 stop giving flow-control credit. At most one window follows."""
+        """Stop on_data soon: h1 stops reading, h2 and h3 give no more flow-control credit. At most one window follows."""
 
     def resume(self) -> None:
         """Undo pause()."""
