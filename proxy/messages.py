@@ -186,7 +186,7 @@ class Leg(Protocol):
         with the code that `abort` means. On an edge leg: cancel the request. Idempotent; no on_abort follows."""
 
     def pause(self) -> None:
-        """Stop on_data soon: h1 stops reading, h2 and h3 give no more flow-control credit. At most one window follows."""
+        """Stop on_data soon: h1 stops reading, h2 and h3 give no more credit. At most one window follows."""
 
     def resume(self) -> None:
         """Undo pause()."""
