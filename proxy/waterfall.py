@@ -1,0 +1,102 @@
+"""Say where the time of one exchange went, in parts that sum to the whole.
+
+Theory: an exchange passes a few marks in order; a part is the time between two of them, so nothing is counted twice and
+nothing is lost. What a dial reports of itself (resolve, connect, tls) is taken out of the time before the leg was open;
+the rest of that time, failed attempts included, is `queue`.
+
+      start ...queue... [resolve][connect][tls] open ..upload.. sent ..wait.. head ..first_byte.. body ..answer.. end
+
+Rules for editing: no clock here; marks only move forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PARTS = ("queue", "resolve", "connect", "tls", "upload", "wait", "first_byte", "answer")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One finished exchange, for `headrace requests`, the log and the metrics. Holds no query, header or body.
+
+    `outcome`: ok, client cancelled, edge lost, edge broke the protocol, timed out, refused, our error.
+    `parts`: seconds by name of PARTS; they sum to `wall_s`. `started_at`: seconds since the epoch.
+    """
+
+    id: str
+    started_at: float
+    method: str
+    host: str
+    path: str
+    pool: str
+    edge: str = ""
+    client_version: str = ""
+    edge_version: str = ""
+    status: int = 0
+    outcome: str = "ok"
+    detail: str = ""
+    wall_s: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    attempts: int = 0
+    reused: bool = False
+    resumed: bool = False
+    events: int = 0
+    incomplete: bool = False
+    error_in_band: bool = False
+    usage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def retries(self) -> int:
+        return max(0, self.attempts - 1)
+
+
+class Waterfall:
+    """The marks of one exchange; every time is a caller's `now` in seconds."""
+
+    __slots__ = ("connect_s", "ended", "first", "head", "opened", "resolve_s", "sent", "start", "tls_s")
+
+    def __init__(self, now: float) -> None:
+        self.start = now
+        self.opened = self.sent = self.head = self.first = self.ended = -1.0
+        self.resolve_s = self.connect_s = self.tls_s = 0.0
+
+    def open(self, now: float, resolve_s: float, connect_s: float, tls_s: float) -> None:
+        """A leg to an edge is open. A later attempt replaces an earlier one, whose time becomes `queue`."""
+        self.opened, self.sent = now, -1.0
+        self.resolve_s, self.connect_s, self.tls_s = resolve_s, connect_s, tls_s
+
+    def parts(self, now: float) -> dict[str, float]:
+        """Seconds by part up to `now` (or to the end mark when it is set), in the order of PARTS; zero parts left out.
+
+        >>> w = Waterfall(10.0); w.open(10.5, 0.1, 0.2, 0.1); w.sent = 10.6; w.head = 11.0
+        >>> {k: round(v, 3) for k, v in w.parts(11.5).items()}
+        {'queue': 0.1, 'resolve': 0.1, 'connect': 0.2, 'tls': 0.1, 'upload': 0.1, 'wait': 0.4, 'first_byte': 0.5}
+        """
+        end = self.ended if self.ended >= 0 else now
+        head = self.head if self.head >= 0 else end
+        opened = self.opened if self.opened >= 0 else head
+        sent = min(self.sent if self.sent >= 0 else head, head)
+        first = self.first if self.first >= 0 else end
+        # A dial that was shared began before this exchange did: it can claim no more than there was.
+        tls = min(self.tls_s, opened - self.start)
+        connect = min(self.connect_s, opened - self.start - tls)
+        resolve = min(self.resolve_s, opened - self.start - tls - connect)
+        whole = (
+            ("queue", opened - self.start - resolve - connect - tls),
+            ("resolve", resolve),
+            ("connect", connect),
+            ("tls", tls),
+            ("upload", max(0.0, sent - opened)),
+            ("wait", head - max(sent, opened)),
+            ("first_byte", first - head),
+            ("answer", end - first),
+        )
+        return {name: seconds for name, seconds in whole if seconds > 0}
+
+    def server_timing(self, now: float, description: str) -> bytes:
+        """The value of a Server-Timing field (W3C), milliseconds; at most some 200 bytes."""
+        parts = ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in self.parts(now).items())
+        return f'headrace;desc="{description}"{", " if parts else ""}{parts}'.encode("latin-1")
