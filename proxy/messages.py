@@ -25,7 +25,9 @@ from typing import Protocol
 
 Fields = list[tuple[bytes, bytes]]
 """Header or trailer fields in order, repeats kept. Names as received (h2 and h3: lower case), values without
-surrounding whitespace. No pseudo-fields: those stand in the heads."""
+surrounding whitespace. No pseudo-fields, no Host, no hop-by-hop fields (RFC 9110 7.6.1): a rim takes those out when it
+reads. Content-Length stays where it was received and is what a rim sends; `length` is its meaning. A rim adds one of its own
+only when `length` is known, a body is expected and no such field is there."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,488 @@
+"""Serve HTTP/1.1 on one connection: each request becomes an exchange with a leg of its own.
+
+Theory: one exchange at a time; bytes of the next request wait in `_buffer` (bounded: reading stops when they exceed one
+head). While an answer is due, reading goes on, because a reset is only seen by a socket that is read; a bare FIN after a
+whole request is no cancel (RFC 9112 9.6), a FIN in the middle of one is.
+
+      HEAD --head whole--> BODY --request whole--> ANSWER --answer whole--> HEAD (kept alive) or LINGER (closing)
+                             `--answer whole first--> LINGER: the rest of the upload is read and dropped for a while, since
+                                closing at once would reset the connection and lose the answer (RFC 9112 9.6)
+
+Owner: the transport owns this object; the listener's service may call drain() and close_now(). One timer at a time, re-armed
+lazily: setting `_deadline` costs nothing, the timer looks at it when it fires.
+
+Writes of one loop turn leave together: head and first body bytes in one segment, one TLS record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from enum import Enum
+from typing import cast
+
+from proxy import errors
+from proxy.h1 import (
+    BodyReader,
+    Framing,
+    HeadError,
+    head_end,
+    parse_request,
+    request_reader,
+    write_chunk,
+    write_last_chunk,
+    write_response,
+)
+from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin, Service
+from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
+
+LINGER_S = 2.0
+LINGER_BYTES = 1024 * 1024
+FLUSH_S = 10.0  # how long a cut stream's last bytes may take to leave
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Phase(Enum):
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"
+    TUNNEL = "tunnel"
+    LINGER = "linger"
+    CLOSED = "closed"
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close with RST, so that the peer knows at once that nothing more is wanted."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    transport.abort()
+
+
+class H1ServerConnection(asyncio.Protocol):
+    """The server's side of one HTTP/1.x connection; an InboundConnection."""
+
+    def __init__(self, service: Service, origin: Origin) -> None:
+        self.service = service
+        self.origin = origin
+        self.limits = service.limits
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._phase = Phase.HEAD
+        self._buffer = b""
+        self._searched = 0
+        self._leg: H1ClientLeg | None = None
+        self._reader: BodyReader | None = None
+        self._request_whole = False
+        self._eof = False
+        self._reading = True
+        self._draining = False
+        self._served = 0
+        self._out: list[bytes] = []
+        self._flush_due = False
+        self._full = False
+        self._lingered = 0
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---------------------------------------------------------------- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
+        if not self.service.on_connected(self):
+            self._close()
+            return
+        self._set_deadline(self.limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        leg, self._leg = self._leg, None
+        self._phase = Phase.CLOSED
+        if self._timer is not None:
+            self._timer.cancel()
+        if leg is not None:
+            detail = "connection reset" if exc is not None else "connection closed"
+            leg.receiver.on_abort(Abort(Party.CLIENT, Stage.BODY, Cause.CANCELLED, detail))
+        self.service.on_disconnected(self)
+
+    def data_received(self, data: bytes) -> None:
+        phase = self._phase
+        if phase is Phase.BODY:
+            self._on_body(data, 0)
+        elif phase is Phase.TUNNEL:
+            if self._leg is not None:
+                self._leg.receiver.on_data(data)
+        elif phase is Phase.HEAD:
+            self._buffer = self._buffer + data if self._buffer else data
+            self._next_request()
+        elif phase is Phase.ANSWER:
+            self._keep_for_later(data)
+        elif phase is Phase.LINGER:
+            self._lingered += len(data)
+            if self._lingered > LINGER_BYTES:
+                self._close()
+
+    def eof_received(self) -> bool:
+        """True keeps our direction open: the answer is still owed. (TLS transports close regardless.)"""
+        self._eof = True
+        leg = self._leg
+        if self._phase is Phase.TUNNEL and leg is not None:
+            leg.receiver.on_end()
+            return True
+        if self._phase is Phase.BODY and leg is not None:
+            self._leg = None
+            leg.receiver.on_abort(
+                Abort(Party.CLIENT, Stage.BODY, Cause.CANCELLED, "connection closed inside the request")
+            )
+            self._abort_transport()
+            return False
+        return self._phase is Phase.ANSWER
+
+    def pause_writing(self) -> None:
+        self._full = True
+        if self._leg is not None:
+            self._leg.receiver.on_full()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if self._leg is not None:
+            self._leg.receiver.on_drained()
+
+    # ---------------------------------------------------------------- requests
+
+    def _next_request(self) -> None:
+        """Look for a whole head in the buffer and start its exchange."""
+        if self._searched == 0:
+            self._buffer = self._buffer.lstrip(b"\r\n")  # RFC 9112 2.2: an empty line before a request is ignored
+            if not self._buffer:
+                return
+            self._set_deadline(self.limits.header_timeout_s)
+        try:
+            end = head_end(self._buffer, self._searched, self.limits.max_header_bytes)
+            if end < 0:
+                self._searched = len(self._buffer)
+                return
+            raw, rest = self._buffer[:end], self._buffer[end:]
+            head, framing = parse_request(raw, self.origin.scheme)
+        except HeadError as problem:
+            self._refuse(problem)
+            return
+        self._buffer, self._searched = b"", 0
+        self._begin(head, framing, rest)
+
+    def _begin(self, head: RequestHead, framing: Framing, rest: bytes) -> None:
+        self._served += 1
+        self._deadline = float("inf")
+        leg = self._leg = H1ClientLeg(self, framing, head.method)
+        self._reader = request_reader(head, framing)
+        self._request_whole = self._reader.done
+        self._phase = Phase.ANSWER if self._request_whole else Phase.BODY
+        self.service.on_request(leg, head, self.origin)
+        if self._leg is not leg:  # refused or aborted inside the call
+            return
+        if self._request_whole:
+            if rest:
+                self._keep_for_later(rest)
+            if self._phase is Phase.ANSWER:
+                leg.receiver.on_end()
+        elif rest:
+            self._on_body(rest, 0)
+
+    def _on_body(self, chunk: bytes, start: int) -> None:
+        leg, reader = self._leg, self._reader
+        if leg is None or reader is None:
+            return
+        try:
+            at = reader.feed(chunk, start, leg.receiver.on_data)
+        except HeadError as problem:
+            self._broken_body(leg, problem)
+            return
+        if self._leg is not leg or not reader.done:
+            return
+        self._request_whole = True
+        if self._phase is Phase.BODY:
+            self._phase = Phase.ANSWER
+        if at < len(chunk):
+            self._keep_for_later(chunk[at:])
+        if reader.trailers:
+            leg.receiver.on_trailers(reader.trailers)
+        leg.receiver.on_end()
+
+    def _broken_body(self, leg: H1ClientLeg, problem: HeadError) -> None:
+        """The rest of this connection has no meaning any more: answer 400 if nothing was said yet, and close."""
+        self._leg = None
+        leg.receiver.on_abort(Abort(Party.CLIENT, Stage.BODY, Cause.BROKEN, problem.detail))
+        if leg.answered:
+            self._abort_transport()
+        else:
+            self._refuse(problem)
+
+    def _keep_for_later(self, data: bytes) -> None:
+        """Pipelined bytes. Reading stops at one head's worth: the limit of what is kept is that of a head."""
+        if self._phase is Phase.TUNNEL:
+            return
+        self._buffer = self._buffer + data if self._buffer else data
+        if len(self._buffer) > self.limits.max_header_bytes:
+            self._stop_reading()
+
+    def _refuse(self, problem: HeadError) -> None:
+        head, body = errors.own_answer(problem.status, problem.detail, code="bad_request")
+        raw, _ = write_response(head, http10=False, close=True)
+        self._write(raw + body)
+        self._linger()
+
+    # ---------------------------------------------------------------- answers, called by the leg
+
+    def finish(self, leg: H1ClientLeg, *, keep_alive: bool) -> None:
+        """The answer of `leg` is out. Serve the next request, or close in a way that loses nothing."""
+        if self._leg is not leg:
+            return
+        self._leg = self._reader = None
+        if not keep_alive or self._draining or self._eof or not self._request_whole:
+            self._linger()
+            return
+        self._phase = Phase.HEAD
+        self._searched = 0
+        self._set_deadline(self.limits.idle_timeout_s)
+        self._start_reading()
+        if self._buffer:
+            # Not from inside the answer's call: a burst of pipelined requests must not nest.
+            self._loop.call_soon(self._resume_head)
+
+    def _resume_head(self) -> None:
+        if self._phase is Phase.HEAD and self._buffer:
+            self._next_request()
+
+    def abandon(self, leg: H1ClientLeg, *, flush: bool) -> None:
+        """End `leg` uncleanly: what was written leaves, then the connection closes without the last chunk."""
+        if self._leg is not leg:
+            return
+        self._leg = None
+        if not flush:
+            self._abort_transport()
+            return
+        self._flush()
+        self._phase = Phase.LINGER
+        if self._transport is not None:
+            self._transport.close()
+        self._set_deadline(FLUSH_S)
+
+    def start_tunnel(self) -> None:
+        self._phase = Phase.TUNNEL
+        self._request_whole = True
+        early, self._buffer = self._buffer, b""
+        self._start_reading()
+        if early and self._leg is not None:
+            self._loop.call_soon(self.data_received, early)
+
+    def half_close(self) -> None:
+        """Say FIN after what was written; the other direction goes on. TLS cannot: it closes."""
+        self._flush()
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            if self._eof:
+                self._transport.close()
+        else:
+            self._transport.close()
+
+    def write_soon(self, piece: bytes) -> None:
+        self._out.append(piece)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def stop_reading(self, leg: H1ClientLeg) -> None:
+        if self._leg is leg and self._phase in (Phase.BODY, Phase.TUNNEL):
+            self._stop_reading()
+
+    def start_reading(self, leg: H1ClientLeg) -> None:
+        if self._leg is leg:
+            self._start_reading()
+
+    @property
+    def request_whole(self) -> bool:
+        return self._request_whole
+
+    @property
+    def closing(self) -> bool:
+        return self._draining or self._eof
+
+    # ---------------------------------------------------------------- ends
+
+    def drain(self) -> None:
+        """Answer what is in progress with `Connection: close`; close at once when idle."""
+        self._draining = True
+        if self._phase is Phase.HEAD and not self._buffer:
+            self._close()
+
+    def close_now(self) -> None:
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.receiver.on_abort(Abort(Party.US, Stage.BODY, Cause.REFUSED, "stopping"))
+        self._abort_transport()
+
+    def _linger(self) -> None:
+        """Half-close, then read and drop for a while, so that the peer gets our last bytes before any reset."""
+        if self._phase is Phase.CLOSED:
+            return
+        self._phase = Phase.LINGER
+        self._flush()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._eof or (self._request_whole and not self._buffer) or not transport.can_write_eof():
+            transport.close()
+            self._set_deadline(FLUSH_S)
+            return
+        transport.write_eof()
+        self._start_reading()
+        self._set_deadline(LINGER_S)
+
+    def _close(self) -> None:
+        self._phase = Phase.LINGER
+        if self._transport is not None:
+            self._transport.close()
+
+    def _abort_transport(self) -> None:
+        if self._phase is not Phase.CLOSED and self._transport is not None:
+            self._phase = Phase.LINGER
+            reset(self._transport)
+
+    # ---------------------------------------------------------------- plumbing
+
+    def _write(self, raw: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(raw)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if not self._out:
+            return
+        out, self._out = self._out, []
+        self._write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _stop_reading(self) -> None:
+        if self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _start_reading(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline = self._loop.time() + seconds
+        # An armed timer that fires too late for the new deadline is replaced; an early one just looks again.
+        if self._timer is None or self._timer.when() > self._deadline + 0.5:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if self._phase is Phase.CLOSED or self._deadline == float("inf"):
+            return
+        if now + 0.001 < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+        elif self._phase is Phase.HEAD and self._buffer:
+            self._refuse(HeadError(f"no whole head within {self.limits.header_timeout_s:g} s", 408))
+        elif self._phase is Phase.LINGER:
+            self._abort_transport()
+        else:
+            self._close()
+
+
+class H1ClientLeg:
+    """One request of an HTTP/1.x client and its answer; see `proxy.messages.Leg`."""
+
+    __slots__ = (
+        "_chunked",
+        "_close",
+        "_connection",
+        "_dead",
+        "_framing",
+        "_method",
+        "_trailers",
+        "answered",
+        "receiver",
+    )
+
+    reused = False
+    version = "h1"
+
+    def __init__(self, connection: H1ServerConnection, framing: Framing, method: bytes) -> None:
+        self.receiver: Receiver = NOBODY
+        self.answered = False
+        self._connection = connection
+        self._framing = framing
+        self._method = method
+        self._chunked = False
+        self._close = False
+        self._trailers: Fields = []
+        self._dead = False
+
+    def head(self, head: Head) -> None:
+        assert isinstance(head, ResponseHead)
+        if self._dead:
+            return
+        self.answered = True
+        connection, framing = self._connection, self._framing
+        tunnel = head.status == 101 or (self._method == b"CONNECT" and 200 <= head.status < 300)
+        until_close = head.length is None and not head.no_body and framing.http10
+        # A body that was not read to its end makes the next request's start unknowable, so the client is told now.
+        self._close = not framing.keep_alive or connection.closing or until_close or not connection.request_whole
+        if tunnel:
+            if self._method == b"CONNECT":
+                head = ResponseHead(
+                    head.status, head.fields, length=0, no_body=True, reason=head.reason or b"Connection established"
+                )
+            raw, _ = write_response(head, http10=False, close=False)
+            connection.write_soon(raw)
+            connection.start_tunnel()
+            return
+        keep_alive = b"timeout=%d" % connection.limits.idle_timeout_s if connection.limits.idle_timeout_s >= 1 else b""
+        raw, self._chunked = write_response(head, http10=framing.http10, close=self._close, keep_alive=keep_alive)
+        connection.write_soon(raw)
+
+    def interim(self, head: ResponseHead) -> None:
+        if not self._dead and not self._framing.http10:
+            raw, _ = write_response(head, http10=False, close=False)
+            self._connection.write_soon(raw)
+
+    def data(self, chunk: bytes) -> None:
+        if not self._dead:
+            self._connection.write_soon(write_chunk(chunk) if self._chunked else chunk)
+
+    def trailers(self, fields: Fields) -> None:
+        self._trailers = fields
+
+    def end(self) -> None:
+        if self._dead:
+            return
+        connection = self._connection
+        if connection._phase is Phase.TUNNEL:
+            connection.half_close()
+            return
+        self._dead = True
+        if self._chunked:
+            connection.write_soon(write_last_chunk(self._trailers))
+        connection.finish(self, keep_alive=not self._close)
+
+    def abort(self, abort: Abort) -> None:
+        if not self._dead:
+            self._dead = True
+            # HTTP/1.0 bodies end with the connection: only a reset shows that this one was cut.
+            self._connection.abandon(self, flush=not (self.answered and self._framing.http10))
+
+    def pause(self) -> None:
+        self._connection.stop_reading(self)
+
+    def resume(self) -> None:
+        self._connection.start_reading(self)

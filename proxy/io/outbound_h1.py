@@ -1,0 +1,360 @@
+"""Speak HTTP/1.1 to an edge on one connection: one exchange at a time, then idle again for the next.
+
+Theory: `room` is 1 while nothing is in progress and the connection may be reused. A connection that hears anything while
+idle (an EOF, a late 408, stray bytes) is finished: it is never handed out again, so a stale one is mostly found before a
+request is written on it. What could not be found is told by `reused` and by the stage of the abort: whoever holds the body
+decides about a replay (RFC 9112 9.3.1), not this file.
+
+Cancelling is a reset: a FIN would look like the half-close of a client that still waits for its answer.
+
+Owner: the pool that dialled it. It has no timers; those who wait for an answer have the deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from proxy.h1 import (
+    BodyReader,
+    CloseReader,
+    HeadError,
+    head_end,
+    parse_response,
+    response_reader,
+    write_chunk,
+    write_last_chunk,
+    write_request,
+)
+from proxy.io.inbound_h1 import reset
+from proxy.io.rims import HIGH_WATER, LOW_WATER
+from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
+
+MAX_RESPONSE_HEAD = 256 * 1024  # bytes; providers send large policy headers, an endless head is refused
+MAX_INTERIMS = 64
+
+
+def _nothing() -> None: ...
+
+
+class H1EdgeConnection(asyncio.Protocol):
+    """The client's side of one HTTP/1.1 connection; an EdgeConnection."""
+
+    version = "h1"
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = _nothing
+        self.closed = False
+        self.idle_hint_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._leg: H1EdgeLeg | None = None
+        self._exchanges = 0
+        self._retired = False
+        self._reading = True
+        self._out: list[bytes] = []
+        self._flush_due = False
+
+    @property
+    def room(self) -> int:
+        return 1 if self._leg is None and not self.closed and not self._retired and self._transport is not None else 0
+
+    @property
+    def active(self) -> int:
+        return 0 if self._leg is None else 1
+
+    def open(self) -> H1EdgeLeg:
+        assert self.room, "no room for another exchange"
+        leg = self._leg = H1EdgeLeg(self, reused=self._exchanges > 0)
+        self._exchanges += 1
+        return leg
+
+    def close(self) -> None:
+        self._retired = True
+        if self._leg is None:
+            self._shut()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "busy" if self._leg is not None else "idle"
+        return f"<H1EdgeConnection {state}, {self._exchanges} exchanges>"
+
+    # ---------------------------------------------------------------- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
+
+    def data_received(self, data: bytes) -> None:
+        if self._leg is None:
+            self._shut()  # nothing was asked: whatever this is, the connection is out of step
+        else:
+            self._leg.take(data)
+
+    def eof_received(self) -> bool:
+        leg = self._leg
+        if leg is None:
+            self._shut()
+            return False
+        return leg.take_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.lost("connection closed" if exc is None else "connection reset", clean=exc is None)
+        self.on_change()
+
+    def pause_writing(self) -> None:
+        if self._leg is not None:
+            self._leg.receiver.on_full()
+
+    def resume_writing(self) -> None:
+        if self._leg is not None:
+            self._leg.receiver.on_drained()
+
+    # ---------------------------------------------------------------- called by the leg
+
+    def write_soon(self, piece: bytes) -> None:
+        self._out.append(piece)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def half_close(self) -> None:
+        self._flush()
+        if self._transport is not None and not self._transport.is_closing():
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
+
+    def release(self, leg: H1EdgeLeg, *, reusable: bool) -> None:
+        """The exchange of `leg` is over."""
+        if self._leg is not leg:
+            return
+        self._leg = None
+        if reusable and not self._retired:
+            self.start_reading()
+            self.on_change()
+        else:
+            self._shut()
+
+    def kill(self, leg: H1EdgeLeg) -> None:
+        if self._leg is leg:
+            self._leg = None
+            self.closed = True
+            self._out.clear()
+            if self._transport is not None:
+                reset(self._transport)
+            self.on_change()
+
+    def stop_reading(self) -> None:
+        if self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def start_reading(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    # ---------------------------------------------------------------- plumbing
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if not self._out:
+            return
+        out, self._out = self._out, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _shut(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._flush()
+            if self._transport is not None:
+                self._transport.close()
+            self.on_change()
+
+
+class H1EdgeLeg:
+    """One request to an HTTP/1.1 edge and its answer; see `proxy.messages.Leg`."""
+
+    __slots__ = (
+        "_answered", "_buffer", "_chunked", "_connection", "_dead", "_ended", "_interims", "_keep_alive", "_method", "_reader",
+        "_searched", "_sent_whole", "_trailers", "_tunnel", "_upgrade", "receiver", "reused",
+    )  # fmt: skip
+
+    version = "h1"
+
+    def __init__(self, connection: H1EdgeConnection, *, reused: bool) -> None:
+        self.receiver: Receiver = NOBODY
+        self.reused = reused
+        self._connection = connection
+        self._buffer = b""
+        self._searched = 0
+        self._reader: BodyReader | None = None
+        self._method = b""
+        self._upgrade = False
+        self._chunked = self._sent_whole = self._answered = self._tunnel = self._ended = self._dead = False
+        self._keep_alive = True
+        self._interims = 0
+        self._trailers: Fields = []
+
+    # ---------------------------------------------------------------- from the relay
+
+    def head(self, head: Head) -> None:
+        assert isinstance(head, RequestHead)
+        if self._dead:
+            return
+        self._method = head.method
+        self._upgrade = bool(head.protocol)
+        raw, self._chunked = write_request(head)
+        self._connection.write_soon(raw)
+
+    def interim(self, head: ResponseHead) -> None:
+        raise AssertionError("a request has no interim head")
+
+    def data(self, chunk: bytes) -> None:
+        if not self._dead:
+            self._connection.write_soon(write_chunk(chunk) if self._chunked else chunk)
+
+    def trailers(self, fields: Fields) -> None:
+        self._trailers = fields
+
+    def end(self) -> None:
+        if self._dead or self._sent_whole:
+            return
+        self._sent_whole = True
+        if self._tunnel:
+            self._connection.half_close()
+            if self._ended:
+                self._finish(reusable=False)
+            return
+        if self._chunked:
+            self._connection.write_soon(write_last_chunk(self._trailers))
+        if self._ended:
+            self._finish(reusable=self._keep_alive)
+
+    def abort(self, abort: Abort) -> None:
+        if not self._dead:
+            self._dead = True
+            self._connection.kill(self)
+
+    def pause(self) -> None:
+        if not self._dead:
+            self._connection.stop_reading()
+
+    def resume(self) -> None:
+        if not self._dead:
+            self._connection.start_reading()
+
+    # ---------------------------------------------------------------- from the connection
+
+    def take(self, chunk: bytes) -> None:
+        """Bytes of the answer."""
+        if self._tunnel:
+            self.receiver.on_data(chunk)
+            return
+        try:
+            if self._reader is None:
+                self._take_head(chunk)
+            else:
+                self._take_body(chunk, 0)
+        except HeadError as problem:
+            self._fail(Cause.BROKEN, problem.detail)
+
+    def _take_head(self, chunk: bytes) -> None:
+        self._buffer = self._buffer + chunk if self._buffer else chunk
+        while not self._dead and self._reader is None:
+            end = head_end(self._buffer, self._searched, MAX_RESPONSE_HEAD)
+            if end < 0:
+                self._searched = len(self._buffer)
+                return
+            raw, rest = self._buffer[:end], self._buffer[end:]
+            self._buffer, self._searched = rest, 0
+            self._on_head(raw)
+        if self._tunnel or self._dead:
+            return
+        rest, self._buffer = self._buffer, b""
+        self._take_body(rest, 0)
+
+    def _on_head(self, raw: bytes) -> None:
+        head, framing = parse_response(raw, self._method)
+        if head.status == 101:
+            self._on_switch(head)
+            return
+        if head.status < 200:
+            self._interims += 1
+            if self._interims > MAX_INTERIMS:
+                raise HeadError(f"more than {MAX_INTERIMS} interim answers")
+            self.receiver.on_interim(head)
+            return
+        self._keep_alive = framing.keep_alive
+        self._connection.idle_hint_s = framing.idle_hint_s or self._connection.idle_hint_s
+        self._reader = response_reader(head, framing)
+        self._answered = True
+        self.receiver.on_head(head)
+
+    def _on_switch(self, head: ResponseHead) -> None:
+        if not self._upgrade:
+            raise HeadError("101 that nobody asked for")
+        self._tunnel = self._answered = True
+        self._keep_alive = False
+        early, self._buffer = self._buffer, b""
+        self._reader = CloseReader()
+        self.receiver.on_head(head)
+        if early and not self._dead:
+            self.receiver.on_data(early)
+
+    def _take_body(self, chunk: bytes, start: int) -> None:
+        reader = self._reader
+        assert reader is not None
+        at = reader.feed(chunk, start, self._give)
+        if self._dead or not reader.done:
+            return
+        if at < len(chunk):
+            self._keep_alive = False  # bytes after the answer: out of step, but this answer is whole
+        self._ended = True
+        trailers = reader.trailers
+        if self._sent_whole:
+            self._finish(reusable=self._keep_alive)
+        if trailers:
+            self.receiver.on_trailers(trailers)
+        self.receiver.on_end()
+
+    def _give(self, piece: bytes) -> None:
+        if not self._dead:
+            self.receiver.on_data(piece)
+
+    def take_eof(self) -> bool:
+        """The edge's FIN; True keeps our direction open, which only a tunnel needs."""
+        if not self._tunnel:
+            return False
+        self._ended = True
+        self.receiver.on_end()
+        return not self._sent_whole
+
+    def lost(self, detail: str, *, clean: bool) -> None:
+        """The connection is gone; `clean`: by a FIN, which is the end of a body that has no other."""
+        over = self._dead or (self._ended and (self._sent_whole or not self._tunnel))
+        self._dead = True
+        if over:
+            return
+        if clean and isinstance(self._reader, CloseReader) and not self._tunnel:
+            self.receiver.on_end()
+            return
+        stage = Stage.BODY if self._answered else Stage.HEAD
+        self.receiver.on_abort(Abort(Party.EDGE, stage, Cause.LOST, detail))
+
+    def _finish(self, *, reusable: bool) -> None:
+        self._dead = True
+        self._connection.release(self, reusable=reusable)
+
+    def _fail(self, cause: Cause, detail: str) -> None:
+        if self._dead:
+            return
+        self._dead = True
+        self._connection.kill(self)
+        self.receiver.on_abort(Abort(Party.EDGE, Stage.BODY if self._answered else Stage.HEAD, cause, detail))
