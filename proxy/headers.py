@@ -1,0 +1,91 @@
+"""Rewrite the fields that must change between two hops, and no others.
+
+Theory: hop-by-hop fields never get here (the HTTP/1.1 codec takes them out, the other versions have none). What is left to
+do: say who the client was only as far as we know it (RFC 7239 8.1: what an untrusted peer claims is replaced), say that we
+were here (Via, RFC 9110 7.6.3), put in the fields that an edge's configuration sets, and keep from the client what is about
+our connection to the edge (Alt-Svc, RFC 7838) or would harm every other service on its loopback (HSTS for `localhost`).
+
+Rules for editing: 1. order and repeats of all other fields stay; 2. a field added here counts against the 512 bytes that we
+may add to a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+from proxy.messages import Fields, RequestHead, ResponseHead
+
+FORWARDING = frozenset({
+    b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-server",
+    b"x-real-ip", b"via",
+})  # fmt: skip
+PROXY_ONLY = frozenset({b"proxy-authorization", b"proxy-authenticate", b"proxy-connection"})
+NOT_FOR_CLIENTS = frozenset({b"alt-svc", b"proxy-connection", b"proxy-authenticate"})
+VIA_NAME = b"headrace"
+MAX_VIA_HOPS = 8
+"""Passing ourselves more often than this is a loop: workstation and edge are two hops, a fleet may add some."""
+
+Network = IPv4Network | IPv6Network
+
+
+def networks(texts: tuple[str, ...]) -> tuple[Network, ...]:
+    """The trusted proxies as networks; single addresses become networks of one."""
+    return tuple(ip_network(text, strict=False) for text in texts)
+
+
+def is_trusted(peer: str, trusted: tuple[Network, ...]) -> bool:
+    """Whether the forwarding fields of this peer are believed."""
+    if not trusted or not peer:
+        return False
+    address = ip_address(peer.partition("%")[0])
+    return any(address in network for network in trusted if network.version == address.version)
+
+
+def is_loop(fields: Fields) -> bool:
+    """Whether Via says that the request came through this program too often."""
+    return sum(value.count(VIA_NAME) for name, value in fields if name.lower() == b"via") >= MAX_VIA_HOPS
+
+
+def request_fields(
+    head: RequestHead, *, peer: str, trusted: bool, version: str, edge_headers: Mapping[bytes, bytes]
+) -> Fields:
+    """The fields to send to an edge. `edge_headers`: lower-case names; they replace what the client sent by that name."""
+    dropped = PROXY_ONLY if trusted else FORWARDING | PROXY_ONLY
+    fields = [f for f in head.fields if (low := f[0].lower()) not in dropped and low not in edge_headers]
+    if trusted:
+        _join_forwarding(fields, peer, head)
+    else:
+        fields.append((b"x-forwarded-for", peer.encode()))
+        fields.append((b"x-forwarded-proto", head.scheme))
+        fields.append((b"x-forwarded-host", head.authority))
+    fields.append((b"via", (b"1.1 " if version == "h1" else b"2.0 " if version == "h2" else b"3.0 ") + VIA_NAME))
+    fields += edge_headers.items()
+    return fields
+
+
+def _join_forwarding(fields: Fields, peer: str, head: RequestHead) -> None:
+    """A trusted peer's account is kept, and the peer itself is added to it."""
+    for i, (name, value) in enumerate(fields):
+        if name.lower() == b"x-forwarded-for":
+            fields[i] = (name, value + b", " + peer.encode())
+            break
+    else:
+        fields.append((b"x-forwarded-for", peer.encode()))
+    present = {name.lower() for name, _ in fields}
+    if b"x-forwarded-proto" not in present:
+        fields.append((b"x-forwarded-proto", head.scheme))
+    if b"x-forwarded-host" not in present:
+        fields.append((b"x-forwarded-host", head.authority))
+
+
+def response_fields(head: ResponseHead, *, server_timing: bytes, loopback: bool) -> Fields:
+    """The fields to send to a client. An edge's own Server-Timing stays; ours is one more."""
+    fields = [
+        f
+        for f in head.fields
+        if (low := f[0].lower()) not in NOT_FOR_CLIENTS and not (loopback and low == b"strict-transport-security")
+    ]
+    if server_timing:
+        fields.append((b"server-timing", server_timing))
+    return fields
