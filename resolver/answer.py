@@ -1,0 +1,255 @@
+"""Keep an answer in a form that serves every client, and write the reply that one client gets.
+
+Theory: what is kept has no id, no OPT, no client's letter case, and its TTLs are already inside our bounds. What a
+client sees of *itself* (id, question bytes, RD, CD, EDNS) comes from its own query, so that one stored answer serves
+all who share a cache key. A cached OPT is the classic bug of forwarders: it sends one client's buffer size and cookies
+to another.
+
+      upstream's message --take()--> Answer --reply()--> this client's message
+      our own records ---compose()-->
+
+Rules for editing: 1. bytes of records pass unchanged, unknown types too (RFC 3597); only TTLs and the owner's letter
+case are written, in place, so compression pointers stay true; 2. a reply that is too long loses whole records, never
+its question or its OPT.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from resolver import wire as w
+from resolver.errors import Malformed
+from resolver.question import Question, opt_record
+
+STALE_TTL_S = 30
+"""What a stale record may be kept by the client (RFC 8767 4)."""
+LONGEST_CHAIN = 16
+"""CNAMEs that are followed: BIND's figure; real chains of CDNs have 3 to 8."""
+PADDED_TO = 468
+"""Block size of padded replies over TLS (RFC 8467 4.1)."""
+
+_TTL = struct.Struct("!I")
+_pack_into = struct.Struct("!HH").pack_into
+_pack_header = struct.Struct("!HHHHHH").pack
+_pack_fixed = struct.Struct("!HHIH").pack
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What TTLs are held to when an answer is stored, in seconds."""
+
+    min_ttl_s: int = 0
+    max_ttl_s: int = 86_400
+    max_negative_ttl_s: int = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, ready for anyone who asks the same question.
+
+    `wire` is a whole message with id 0 and without OPT, `ttl_at` the offsets of its TTLs. `ttl_s` says how long it may
+    be kept: the smallest of its TTLs, for a negative answer RFC 2308 5; 0 means not at all. `denies` is true when the
+    name asked for does not exist, so that nothing below it does (RFC 8020). `unfinished` is the name where a CNAME
+    chain stopped without data, empty for a whole answer.
+    """
+
+    wire: bytes
+    ttl_at: tuple[int, ...]
+    ttl_s: int
+    rcode: int
+    denies: bool = False
+    unfinished: bytes = b""
+
+    @property
+    def authenticated(self) -> bool:
+        return bool(self.wire[3] & w.AD)
+
+    def without_ad(self) -> Answer:
+        """The same for an upstream whose word on DNSSEC cannot be trusted: plain UDP is anyone's word."""
+        plain = bytearray(self.wire)
+        plain[3] &= ~w.AD & 255
+        return Answer(bytes(plain), self.ttl_at, self.ttl_s, self.rcode, self.denies, self.unfinished)
+
+
+class Rr(NamedTuple):
+    """A record of our own: uncompressed owner, empty for the name that was asked."""
+
+    owner: bytes
+    type: int
+    ttl_s: int
+    rdata: bytes
+
+
+def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool) -> Answer:
+    """What an upstream said, in the form that is kept. AD survives only from a `trusted` (encrypted) upstream.
+
+    Raises Malformed when the message is no whole answer to the question, or its CNAMEs loop or exceed LONGEST_CHAIN.
+    """
+    found = w.scan(wire)
+    if not found.flags & w.QR or found.flags & w.TC:
+        raise Malformed(f"flags {found.flags:#06x}: not a whole reply")
+    if not found.questions or wire[w.HEADER : found.question_end].lower() != question.section.lower():
+        raise Malformed("reply to another question")
+    # What follows OPT goes: taking OPT out would move it, and additional records are a courtesy.
+    records = found.records[: found.opt_index] if found.opt else found.records
+    negative, end = _verdict(wire, found, question)
+    out = bytearray(wire[: found.opt.start if found.opt else found.end])
+    flags = w.QR | w.RA | found.flags & 15 | (found.flags & w.AD if trusted else 0)
+    extra = len(records) - found.answers - found.authorities
+    out[: w.HEADER] = _pack_header(0, flags, 1, found.answers, found.authorities, extra)
+    out[w.HEADER : w.HEADER + len(question.name)] = question.name
+    _own_case(out, records, question.name)
+    ttl_s = _bound_ttls(out, records, bounds, negative)
+    denies = found.rcode == w.NXDOMAIN and end == question.name
+    unfinished = end if negative is None and found.rcode == w.NOERROR and not _has(wire, found, end, question) else b""
+    if unfinished == question.name:
+        unfinished = b""  # neither data nor SOA: nothing to ask for and, by RFC 2308 5, nothing to keep
+        ttl_s = 0
+    if negative is None and found.rcode != w.NOERROR:
+        ttl_s = 0
+    return Answer(bytes(out), tuple(r.rdata_at - 6 for r in records), ttl_s, found.rcode, denies, unfinished)
+
+
+def _verdict(wire: bytes, found: w.Scan, question: Question) -> tuple[w.Record | None, bytes]:
+    """The SOA that makes the answer a negative one, if so, and the name at the end of its CNAME chain."""
+    end = question.name
+    if question.type not in (w.CNAME, w.ANY) and any(r.type == w.CNAME for r in found.records[: found.answers]):
+        end = _chain_end(wire, found, question.name)
+    if found.rcode == w.NOERROR and _has(wire, found, end, question):
+        return None, end
+    authority = found.records[found.answers : found.answers + found.authorities]
+    return next((r for r in authority if r.type == w.SOA and r.rdata_len >= 22), None), end
+
+
+def _chain_end(wire: bytes, found: w.Scan, name: bytes) -> bytes:
+    targets = {
+        w.name_at(wire, r.start): w.name_at(wire, r.rdata_at)
+        for r in found.records[: found.answers]
+        if r.type == w.CNAME
+    }
+    for _ in range(LONGEST_CHAIN + 1):
+        if name not in targets:
+            return name
+        name = targets[name]
+    raise Malformed(f"CNAME chain loops or has more than {LONGEST_CHAIN} links")
+
+
+def _has(wire: bytes, found: w.Scan, name: bytes, question: Question) -> bool:
+    answers = found.records[: found.answers]
+    if question.type == w.ANY:
+        return bool(answers)
+    return any(r.type == question.type and w.name_at(wire, r.start) == name for r in answers)
+
+
+def _own_case(out: bytearray, records: Sequence[w.Record], name: bytes) -> None:
+    """An owner written out in full comes back in the letter case that *we* asked in (0x20): no client may see that."""
+    size = len(name)
+    for record in records:
+        start = record.start
+        if 0 < out[start] < 64 and out[start : start + size].lower() == name:
+            out[start : start + size] = name
+
+
+def _bound_ttls(out: bytearray, records: Sequence[w.Record], bounds: Bounds, soa: w.Record | None) -> int:
+    """Writes each TTL inside the bounds; how long the whole may be kept."""
+    smallest = bounds.max_ttl_s
+    for record in records:
+        # A TTL with its top bit set is a large one (RFC 8767 4), and unsigned reading makes it so.
+        ttl_s = min(record.ttl_s, bounds.max_ttl_s)
+        if soa is None:
+            # The floor is for data only: a failure or a denial held up by it would outlive what its zone allows.
+            ttl_s = max(ttl_s, bounds.min_ttl_s)
+        elif record is soa:
+            minimum = _TTL.unpack_from(out, record.rdata_at + record.rdata_len - 4)[0]
+            ttl_s = min(ttl_s, minimum, bounds.max_negative_ttl_s)
+        _TTL.pack_into(out, record.rdata_at - 6, ttl_s)
+        smallest = min(smallest, ttl_s)
+    return smallest if records else 0
+
+
+def compose(
+    question: Question, rcode: int, answers: Sequence[Rr] = (), authorities: Sequence[Rr] = (), *, ttl_s: int = 0
+) -> Answer:
+    """An answer of our own. Owners equal to the name asked become a pointer to the question."""
+    out = bytearray(_pack_header(0, w.QR | w.RA | rcode & 15, 1, len(answers), len(authorities), 0))
+    out += question.name + question.section[-4:]
+    ttl_at = []
+    for rr in (*answers, *authorities):
+        out += b"\xc0\x0c" if rr.owner in (b"", question.name) else rr.owner
+        ttl_at.append(len(out) + 4)
+        out += _pack_fixed(rr.type, w.IN, rr.ttl_s, len(rr.rdata)) + rr.rdata
+    return Answer(bytes(out), tuple(ttl_at), ttl_s, rcode)
+
+
+def reply(
+    answer: Answer,
+    question: Question,
+    age_s: int,
+    limit: int,
+    *,
+    options: bytes = b"",
+    stale: bool = False,
+    sealed: bool = False,
+) -> bytes:
+    """The message for one client, at most `limit` bytes; longer ones lose whole records and say TC.
+
+    TTLs are those stored minus `age_s`, each by itself, or STALE_TTL_S at most when `stale`. `options` go into OPT and
+    are dropped for clients without EDNS. `sealed` says that the way to the client is encrypted, so padding makes sense.
+    """
+    out = bytearray(answer.wire)
+    flags = answer.wire[2] << 8 | answer.wire[3] | question.flags & (w.RD | w.CD)
+    _pack_into(out, 0, question.id, flags if question.wants_ad else flags & ~w.AD)
+    section = question.section
+    out[w.HEADER : w.HEADER + len(section)] = section
+    if stale:
+        _write_ttls(out, answer.ttl_at, 0, STALE_TTL_S)
+    elif age_s > 0:
+        _write_ttls(out, answer.ttl_at, age_s, 0xFFFFFFFF)
+    return finish(out, question, answer.rcode >> 4, limit, options, sealed=sealed)
+
+
+def finish(
+    out: bytearray, question: Question, high_rcode: int, limit: int, options: bytes, *, sealed: bool = False
+) -> bytes:
+    """Adds our OPT where the client speaks EDNS, and holds the whole to `limit`."""
+    if not question.edns:
+        return bytes(out) if len(out) <= limit else _shorten(out, b"", limit)
+    if sealed and question.padded:
+        options += _padding(len(out) + 11 + len(options), limit)
+    opt = opt_record(question, high_rcode, options)
+    if len(out) + len(opt) > limit:
+        return _shorten(out, opt, limit)
+    out[11] += 1  # ARCOUNT: _shorten counts for itself, and above 254 additional records there is a carry
+    if not out[11]:
+        out[10] += 1  # pragma: no cover
+    return bytes(out + opt)
+
+
+def _write_ttls(out: bytearray, ttl_at: tuple[int, ...], age_s: int, most_s: int) -> None:
+    for at in ttl_at:
+        left_s = _TTL.unpack_from(out, at)[0] - age_s
+        _TTL.pack_into(out, at, min(left_s, most_s) if left_s > 0 else 0)
+
+
+def _padding(length: int, limit: int) -> bytes:
+    """The option that brings a message of `length` bytes to the next multiple of 468 (RFC 7830 3)."""
+    fill = -(length + 4) % PADDED_TO
+    return w.option(w.PADDING, bytes(fill)) if length + 4 + fill <= limit else b""
+
+
+def _shorten(out: bytearray, opt: bytes, limit: int) -> bytes:
+    """Keeps the records that fit whole. Losing only additional ones is no truncation (RFC 2181 9)."""
+    found = w.scan(out)
+    room = limit - len(opt)
+    ends = [r.rdata_at + r.rdata_len for r in found.records]
+    kept = next((i for i, end in enumerate(ends) if end > room), len(ends))
+    answers = min(kept, found.answers)
+    authorities = min(kept - answers, found.authorities)
+    if kept < found.answers + found.authorities:
+        out[2] |= w.TC >> 8
+    counts = struct.pack("!HHH", answers, authorities, kept - answers - authorities + bool(opt))
+    out[6:12] = counts
+    return bytes(out[: ends[kept - 1] if kept else found.question_end] + opt)

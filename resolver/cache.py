@@ -1,0 +1,218 @@
+"""Remember answers: for how long, for whom, how many, and when one should be asked again before it ends.
+
+Theory: an entry is fresh until the smallest of its TTLs ends, then stale for `serve_stale`, then gone. Keys are the
+lower-cased question with DO and CD (and the scope: a zone's answers are nobody else's). A denied name is kept once, for
+all its types, and looked for at every parent of a name (RFC 8020).
+
+     put -> probation (a tenth) --seen again--> protected --seen since--> protected again
+                  |                                 |
+                  +--never seen: out                +--not seen since: out
+
+Eviction is S3-FIFO's idea without its ghosts: a flood of names that are asked once passes through the probation queue
+and leaves the others alone, and a hit is one increment, no reordering. `cachetools` was weighed: its LRU relinks on
+every hit and a flood empties it, and its TTL caches drop what has expired, which is just what serve-stale needs.
+
+Rules for editing: 1. `now` is an argument; 2. whatever is stored keeps `size <= bound` in entries and in bytes before the call
+returns; 3. an entry is replaced in place, so whoever holds it sees the new answer; 4. a removed entry has `answer` None.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from resolver import wire as w
+from resolver.answer import Answer
+from resolver.question import Question
+
+ENTRY_BYTES = 640
+"""What an entry costs besides its message and key: measured with tracemalloc over 100 000 entries, rounded up."""
+RECHECK_S = 30.0
+"""After a failed refresh a stale answer is given at once for so long (RFC 8767 5)."""
+PREFETCH_SHARE = 0.1
+"""The last part of a TTL in which a hit may refresh the entry: unbound's tenth."""
+_MOST_HITS = 3  # what one entry can save up: more would make a once hot name immovable
+
+_NO_TYPE = b"\0\0"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One kept answer. `refresh_at` is when a hit should ask again; infinite once it was tried for this TTL."""
+
+    key: bytes
+    answer: Answer | None
+    source: str
+    stored_at: float
+    expires_at: float
+    refresh_at: float
+    recheck_at: float = 0.0
+    hits: int = 0  # since stored: the prefetch rule
+    seen: int = 0  # since last looked at by the eviction
+    size: int = 0
+    protected: bool = False
+
+
+def key_of(question: Question, scope: bytes = b"") -> bytes:
+    """Scope, DO and CD, type, name, subnet. The first byte tells a scope (a label's length) from the flags."""
+    flags = 0x80 | question.do | question.cd << 1
+    return b"%b%c%b%b%b" % (scope, flags, question.type.to_bytes(2), question.name, question.ecs)
+
+
+def _denial_key(question: Question, name: bytes, scope: bytes) -> bytes:
+    flags = 0x80 | question.do | question.cd << 1
+    return b"%b%c%b%b" % (scope, flags, _NO_TYPE, name)
+
+
+class Cache:
+    """Bounded in entries and bytes. All methods take `now` in seconds of one clock that never goes back."""
+
+    def __init__(self, *, entries: int, size: int, stale_s: float = 86_400.0, prefetch: bool = True) -> None:
+        self.entries = entries
+        self.size = size
+        self.stale_s = stale_s
+        self.prefetch = prefetch
+        self.used = 0
+        self._on_probation = 0
+        self.evicted = 0
+        self._probation: OrderedDict[bytes, Entry] = OrderedDict()
+        self._protected: OrderedDict[bytes, Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._probation) + len(self._protected)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Longest kept first; the order in which `put` would rebuild this cache."""
+        yield from list(self._protected.values())
+        yield from list(self._probation.values())
+
+    def peek(self, key: bytes) -> Entry | None:
+        return self._protected.get(key) or self._probation.get(key)
+
+    def fresh(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
+        """The entry that answers now, or None. A live answer wins over a later denial above it (RFC 8020 2)."""
+        entry = self.peek(key_of(question, scope))
+        if entry is not None and now < entry.expires_at:
+            return entry
+        entry = self.peek(_denial_key(question, question.name, scope))
+        return entry if entry is not None and now < entry.expires_at else None
+
+    def denied_above(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
+        """The denial of a parent of this name. Not for DO: the proof of the parent does not name the child."""
+        if question.do:
+            return None
+        for name in w.suffixes(question.name):
+            entry = self.peek(_denial_key(question, name, scope))
+            if entry is not None and now < entry.expires_at and name != question.name:
+                return entry
+        return None
+
+    def stale(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
+        """An expired entry young enough to bridge an outage."""
+        for key in (key_of(question, scope), _denial_key(question, question.name, scope)):
+            entry = self.peek(key)
+            if entry is not None and now < entry.expires_at + self.stale_s:
+                return entry
+        return None
+
+    def hit(self, entry: Entry, now: float) -> bool:
+        """Counts one use; true when this hit should refresh the entry: its TTL is nearly over and it was used before."""
+        entry.hits += 1
+        if entry.seen < _MOST_HITS:
+            entry.seen += 1
+        if now < entry.refresh_at or entry.hits < 2:
+            return False
+        entry.refresh_at = float("inf")  # one try for each TTL: a failed one leaves the entry as it is
+        return True
+
+    def put(
+        self, question: Question, answer: Answer, now: float, *, scope: bytes = b"", source: str = ""
+    ) -> Entry | None:
+        """Stores and returns the entry; None when the answer may not be kept. A denial replaces what its type had."""
+        if answer.ttl_s <= 0 or answer.unfinished:
+            return None
+        key = key_of(question, scope)
+        if answer.denies:
+            self.remove(key)
+            key = _denial_key(question, question.name, scope)
+        elif question.name != w.ROOT:
+            self._forget_denial(question, now, scope)
+        return self.store(key, answer, now, now + answer.ttl_s, source)
+
+    def _forget_denial(self, question: Question, now: float, scope: bytes) -> None:
+        """A name with data exists: a denial that is still held for it was true once and is not any more."""
+        self.remove(_denial_key(question, question.name, scope))
+
+    def store(self, key: bytes, answer: Answer, stored_at: float, expires_at: float, source: str) -> Entry | None:
+        """The entry under `key`, new or replaced in place; None when it found no room."""
+        size = len(answer.wire) + 2 * len(key) + 32 * len(answer.ttl_at) + ENTRY_BYTES
+        if size > self.size or self.entries < 1:
+            self.remove(key)
+            return None
+        refresh_at = expires_at - (expires_at - stored_at) * PREFETCH_SHARE if self.prefetch else float("inf")
+        entry = self.peek(key)
+        if entry is None:
+            entry = self._probation[key] = Entry(key, answer, source, stored_at, expires_at, refresh_at)
+        else:
+            self._account(entry, -entry.size)
+            entry.answer, entry.source, entry.stored_at = answer, source, stored_at
+            entry.expires_at, entry.refresh_at, entry.recheck_at, entry.hits = expires_at, refresh_at, 0.0, 0
+        entry.size = size
+        self._account(entry, size)
+        while len(self) > self.entries or self.used > self.size:
+            self._evict()
+        return entry if entry.answer is not None else None
+
+    def _account(self, entry: Entry, size: int) -> None:
+        self.used += size
+        if not entry.protected:
+            self._on_probation += size
+
+    def _evict(self) -> None:
+        """Drops one entry or moves one on. Each step lowers somebody's `seen` or shortens a queue, so this ends."""
+        queue = self._probation if self._probation_is_full() else self._protected
+        key, entry = queue.popitem(last=False)
+        if not entry.seen:
+            self._drop(entry)
+            return
+        entry.seen = entry.seen - 1 if entry.protected else 0
+        if not entry.protected:
+            self._on_probation -= entry.size
+            entry.protected = True
+        self._protected[key] = entry
+
+    def _probation_is_full(self) -> bool:
+        """A tenth of either bound: large answers asked once must not push out small ones that are used."""
+        if not self._protected:
+            return True
+        return len(self._probation) > 1 and (
+            len(self._probation) * 10 > self.entries or self._on_probation * 10 > self.size
+        )
+
+    def _drop(self, entry: Entry) -> None:
+        self._account(entry, -entry.size)
+        self.evicted += 1
+        entry.answer = None
+        entry.expires_at = entry.refresh_at = float("-inf")
+
+    def remove(self, key: bytes) -> bool:
+        entry = self._protected.pop(key, None) or self._probation.pop(key, None)
+        if entry is None:
+            return False
+        self._drop(entry)
+        self.evicted -= 1
+        return True
+
+    def flush(self, name: bytes | None = None) -> int:
+        """Forgets everything, or every type of `name` and of all names below it; how many entries that were."""
+        victims = [e.key for e in self if name is None or name in w.suffixes(name_of(e.key))]
+        return sum(self.remove(key) for key in victims)
+
+
+def name_of(key: bytes) -> bytes:
+    """The name inside a key of `key_of`."""
+    at = 0
+    if key[0] < 0x80:
+        at = w.skip_name(key, 0)
+    return key[at + 3 : w.skip_name(key, at + 3)]
