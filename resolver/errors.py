@@ -13,11 +13,11 @@ class ResolverError(Exception):
     """Any failure of the resolver that a caller may want to tell apart from a bug."""
 
 
-class Malformed(ResolverError):  # noqa: N818 - the fault is the bytes'
+class Malformed(ResolverError):
     """Bytes that are no DNS message (RFC 1035 4.1): the text says which rule broke and where."""
 
 
-class UpstreamsFailed(ResolverError):  # noqa: N818 - past tense, as every event here
+class UpstreamsFailed(ResolverError):
     """Nobody gave a usable answer in time.
 
     `causes` holds (upstream url, reason) in the order they failed; empty when there was nobody to ask.
@@ -30,7 +30,7 @@ class UpstreamsFailed(ResolverError):  # noqa: N818 - past tense, as every event
         super().__init__("; ".join(f"{url}: {reason}" for url, reason in causes) or "no upstream to ask")
 
 
-class NoAddress(ResolverError):  # noqa: N818 - says what is missing
+class NoAddress(ResolverError):
     """A name that cannot be dialled: `rcode` as text (NXDOMAIN, NOERROR for no data, SERVFAIL) and why."""
 
     def __init__(self, name: str, rcode: str, detail: str = "") -> None:
