@@ -130,6 +130,7 @@ class Attempts:
         self._turned_away: set[str] = set()  # edges that redirected to another one
         self._once: set[int] = set()  # statuses that were answered by a second try
         self._fresh = False
+        self._current = ""
         self.moves = 0
         """Dials beyond the first, of every kind."""
         self.replays = 0
@@ -193,8 +194,6 @@ class Attempts:
             self._turned_away.add(self._current)
         self.moves += 1
         return self._turn_of(target)
-
-    _current = ""
 
     def _turn_of(self, edge_id: str) -> Dial:
         self._current = edge_id
