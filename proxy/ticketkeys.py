@@ -31,13 +31,16 @@ KEY_BYTES = NAME_BYTES + SECRET_BYTES
 MAX_KEYS = 64
 """More keys than any configuration keeps: a longer list in a file is damage, not a ring."""
 
+TICK_S = 0.001
+"""The least time between two keys of a ring."""
+
 MAGIC = b"headrace ticket keys 1\n"
 _COUNT = struct.Struct("!H")
 _AGE = struct.Struct("!d")
 _CHECK_BYTES = 32
 
 
-class BrokenRing(ValueError):  # noqa: N818 - reads as what happened to the ring
+class BrokenRing(ValueError):
     """Stored keys that cannot be used; says which rule they break, never a byte of them."""
 
 
@@ -112,8 +115,12 @@ class TicketKeys:
 
     def merge(self, now: float, theirs: Iterable[TicketKey]) -> TicketKeys:
         """This ring and another's keys: whoever has seen the same keys holds the same list, in the same order."""
-        # Ours come last and win: a reload must not swap a secret that OpenSSL's callback is reading.
-        known = {key.name: key for key in (*theirs, *self.keys)}
+        known: dict[bytes, TicketKey] = {}
+        for key in (*self.keys, *theirs):
+            # The first one stays, ours: a reload must not swap a secret that OpenSSL's callback is reading.
+            seen = known.setdefault(key.name, key)
+            if key.made_at < seen.made_at:
+                known[key.name] = replace(seen, made_at=key.made_at)
         newest_first = sorted(known.values(), key=lambda key: (key.made_at, key.name), reverse=True)
         return self._holding(tuple(newest_first), now)
 
@@ -155,9 +162,7 @@ class TicketKeys:
         return body + hashlib.sha256(body).digest()
 
     def _holding(self, keys: tuple[TicketKey, ...], now: float) -> TicketKeys:
-        # Keys dated in the future (the clock was set back) are re-dated, or they would stay in front of fresh ones.
-        dated = tuple(key if key.made_at <= now else replace(key, made_at=now) for key in keys)
-        whole = replace(self, keys=dated[: self.keep + 1])
+        whole = replace(self, keys=_in_order(keys[: self.keep + 1], now))
         open_still = (key for index, key in enumerate(whole.keys) if index == 0 or now < whole._opens_until(index))
         return replace(self, keys=tuple(open_still))
 
@@ -165,6 +170,19 @@ class TicketKeys:
         """A key retired when its successor was made; the last ticket it sealed dies a lifetime later."""
         retired_at = self.keys[index - 1].made_at if index else self.keys[0].made_at + self.rotate_every_s
         return retired_at + self.lifetime_s
+
+
+def _in_order(keys: tuple[TicketKey, ...], now: float) -> tuple[TicketKey, ...]:
+    """The same keys in the same order, each dated before the one in front of it and none in the future.
+
+    A clock that was set back would otherwise date retired keys after fresh ones, and a merge would let them seal again.
+    """
+    dated: list[TicketKey] = []
+    latest = now
+    for key in keys:
+        dated.append(key if key.made_at <= latest else replace(key, made_at=latest))
+        latest = dated[-1].made_at - TICK_S
+    return tuple(dated)
 
 
 def keys_from_bytes(stored: bytes) -> tuple[TicketKey, ...]:
@@ -186,4 +204,8 @@ def _key_at(body: bytes, start: int) -> TicketKey:
     if not made_at >= 0:  # NaN too
         raise BrokenRing("a key without a time")
     at = start + _AGE.size
-    return TicketKey.made(body[at : at + KEY_BYTES], made_at)
+    key = TicketKey.made(body[at : at + KEY_BYTES], made_at)
+    if not any(key.secret):
+        # Anyone could forge tickets under it.
+        raise BrokenRing("a key that was wiped")
+    return key
