@@ -139,6 +139,7 @@ class Proxy:
     header_timeout_s: float = 10.0
     drain_timeout_s: float = 30.0
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks in CIDR form
+    allowed_origins: tuple[str, ...] = ()  # sites whose pages may call us: "https://app.example"
     forward: Forward = Forward()
 
 

@@ -1,0 +1,179 @@
+"""Receive every request of every listener and hand it to the part that answers it.
+
+Theory: the rims know bytes, the relay knows legs; this file knows what headrace is. The order of the questions is the order
+of trust: what must be refused first, what is ours next, pools last.
+
+      CONNECT on the http listener ---------> forward proxy (allow list)
+      loop, replay in 0-RTT, foreign Host, foreign Origin ---------> refused
+      DNS over HTTPS path, /proxy.pac under our own names ---------> answered here
+      a pool's host or path prefix ---------> relay
+
+Owner: the daemon. `apply` swaps the configuration between two requests; exchanges in progress keep what they began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import config.model
+from proxy import errors, headers
+from proxy.io.forward import ForwardProxy
+from proxy.io.local import LocalAnswer, say
+from proxy.io.relay import Relay
+from proxy.io.rims import InboundConnection, Limits, Origin
+from proxy.messages import Leg, RequestHead, ResponseHead
+from proxy.routing import SAFE, Refusal, RouteTable, host_of
+from proxy.waterfall import RequestRecord
+
+if TYPE_CHECKING:
+    from proxy.io.edges import EdgeSet
+    from resolver.io.doh_server import DohReply, DohService
+    from resolver.io.service import ResolverService
+
+MAX_DNS_MESSAGE = 65535  # RFC 8484 6: a DNS message has no more; D9 answers 413 above it
+
+
+class Gateway:
+    """The `Service` of all inbound rims; see the module's picture. `record` hears of each finished exchange."""
+
+    def __init__(
+        self,
+        *,
+        edges: EdgeSet,
+        resolver: ResolverService,
+        doh: DohService | None,
+        clock: Callable[[], float],
+        record: Callable[[RequestRecord], None],
+    ) -> None:
+        self.limits = Limits()
+        self.relay = Relay(clock=clock, record=record)
+        self._edges = edges
+        self._doh = doh
+        self._doh_path = b""
+        self._table = RouteTable([])
+        self._forward = ForwardProxy(resolver, self.relay)
+        self._connections: set[InboundConnection] = set()
+        self._max_connections = 4096
+        self._draining = False
+
+    @property
+    def active(self) -> int:
+        """Exchanges and tunnels in progress."""
+        return len(self.relay.exchanges) + self._forward.active
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def apply(self, whole: config.model.Config, *, own_names: Iterable[str] = ()) -> None:
+        """Serve by this configuration from the next request on. `own_names`: the names of our certificate."""
+        proxy = whole.proxy
+        self.limits = Limits(
+            max_header_bytes=proxy.max_header_bytes,
+            max_body_bytes=proxy.max_body_bytes,
+            idle_timeout_s=proxy.idle_timeout_s,
+            header_timeout_s=proxy.header_timeout_s,
+        )
+        self._max_connections = proxy.max_connections
+        self._doh_path = whole.resolver.doh_path.encode()
+        self._table = RouteTable(whole.pools, own_names=own_names, allowed_origins=proxy.allowed_origins)
+        self._forward.apply(proxy.forward, [str(listen) for listen in proxy.listen if listen.scheme == "http"])
+        self.relay.max_body_bytes = proxy.max_body_bytes
+        self.relay.trusted = headers.networks(proxy.trusted_proxies)
+
+    # ---------------------------------------------------------------- connections
+
+    def on_connected(self, connection: InboundConnection) -> bool:
+        if len(self._connections) >= self._max_connections:
+            return False
+        self._connections.add(connection)
+        if self._draining:
+            connection.drain()
+        return True
+
+    def on_disconnected(self, connection: InboundConnection) -> None:
+        self._connections.discard(connection)
+
+    def drain(self) -> None:
+        """Take no new work: every connection says so in its own way; exchanges in progress go on."""
+        self._draining = True
+        self.relay.drain()
+        for connection in list(self._connections):
+            connection.drain()
+
+    def abort_all(self, detail: str = "stopping") -> None:
+        """The hard stop: nothing ends cleanly that has not ended yet."""
+        self.relay.abort_all(detail)
+        self._forward.abort_all()
+        for connection in list(self._connections):
+            connection.close_now()
+
+    # ---------------------------------------------------------------- requests
+
+    def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
+        if head.method == b"CONNECT":
+            self._forward.on_connect(leg, head, origin)
+        elif (refusal := self._refusal(head, origin)) is not None:
+            self._refuse(leg, head, refusal)
+        elif not self._serve_own(leg, head, origin):
+            self._serve_pool(leg, head, origin)
+
+    def _refusal(self, head: RequestHead, origin: Origin) -> Refusal | None:
+        if (refusal := self._table.judge(head)) is not None:
+            return refusal
+        if origin.early_data and head.method not in SAFE:
+            return Refusal(425, "too_early", "this method is not accepted in 0-RTT data (RFC 8470)")
+        if head.length is not None and head.length > self.limits.max_body_bytes:
+            limit = self.limits.max_body_bytes
+            return Refusal(
+                413,
+                "body_too_large",
+                f"request body of {head.length} bytes, the limit is {limit} (proxy.max_body_size)",
+            )
+        if headers.is_loop(head.fields):
+            return Refusal(508, "loop", "the request came through this proxy too often")
+        return None
+
+    def _serve_own(self, leg: Leg, head: RequestHead, origin: Origin) -> bool:
+        path = head.target.split(b"?", 1)[0]
+        if (
+            path == self._doh_path
+            and origin.scheme == b"https"
+            and self._doh
+            and self._table.is_own(host_of(head.authority))
+        ):
+            LocalAnswer(leg, MAX_DNS_MESSAGE, lambda body: self._answer_dns(leg, head, body))
+            return True
+        if path == b"/proxy.pac" and self._table.is_own(host_of(head.authority)) and self._forward.enabled:
+            self._forward.serve_pac(leg, head)
+            return True
+        return False
+
+    def _answer_dns(self, leg: Leg, head: RequestHead, body: bytes | None) -> None:
+        """`body` None: it was longer than a DNS message can be."""
+        assert self._doh is not None
+        if body is None:
+            say(leg, *errors.own_answer(413, "a DNS message has at most 65535 bytes", code="body_too_large"))
+            return
+
+        def done(reply: DohReply) -> None:
+            no_body = head.method == b"HEAD"
+            say(
+                leg, ResponseHead(reply.status, list(reply.fields), length=len(reply.body), no_body=no_body), reply.body
+            )
+
+        self._doh.respond(head.method, head.target, head.get(b"content-type"), body, done)
+
+    def _serve_pool(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
+        route = self._table.route(head)
+        if isinstance(route, Refusal):
+            self._refuse(leg, head, route)
+            return
+        self.relay.begin(leg, head, origin, self._edges.pool(route.pool), route.target)
+
+    def _refuse(self, leg: Leg, head: RequestHead, refusal: Refusal) -> None:
+        dialect = errors.dialect_of(head.target)
+        answer, body = errors.own_answer(refusal.status, refusal.message, code=refusal.code, dialect=dialect)
+        answer.no_body = head.method == b"HEAD"
+        LocalAnswer.refuse(leg, answer, body)

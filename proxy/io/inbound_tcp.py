@@ -1,0 +1,139 @@
+"""Listen on TCP, with or without TLS, and give each connection the rim of the version it speaks.
+
+Theory: over TLS the version is ALPN's; on a plain listener it is told by the first bytes, where only the HTTP/2 preface
+(RFC 9113 3.4) means HTTP/2 and anything else is HTTP/1. A connection that never speaks is closed by the rim's header timeout.
+
+Owner: the daemon owns listeners; a rim owns its connection. Closing a listener leaves its connections alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from config.model import Listen
+from proxy.io.inbound_h1 import H1ServerConnection
+from proxy.io.rims import Origin, Service
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+BACKLOG = 1024
+
+
+class TcpListener:
+    """One listening socket. `address`: what it is bound to, with the port the system gave for port 0."""
+
+    def __init__(self, listen: Listen, server: asyncio.Server) -> None:
+        self.listen = listen
+        self._server = server
+        self.address: tuple[str, int] = server.sockets[0].getsockname()[:2]
+
+    def close(self) -> None:
+        """Accept nothing more. Connections go on."""
+        self._server.close()
+
+
+def bind(listen: Listen) -> socket.socket:
+    """A bound TCP socket for one address; OSError names the address and the reason."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((listen.host, listen.port))
+        sock.setblocking(False)
+    except OSError as exc:
+        sock.close()
+        raise OSError(exc.errno or errno.EINVAL, f"{listen}: {os.strerror(exc.errno or errno.EINVAL).lower()}") from exc
+    return sock
+
+
+async def listen_tcp(
+    listen: Listen,
+    service: Service,
+    *,
+    tls: ssl.SSLContext | None,
+    observe: Callable[[ssl.SSLObject], None] | None = None,
+    sock: socket.socket | None = None,
+) -> TcpListener:
+    """Accept connections for `service` until the listener is closed. `observe` sees each finished TLS handshake."""
+    sock = sock or bind(listen)
+
+    def made() -> asyncio.Protocol:
+        return _Arrival(listen, service, observe)
+
+    loop = asyncio.get_running_loop()
+    options: dict[str, float] = {"ssl_handshake_timeout": service.limits.header_timeout_s} if tls is not None else {}
+    server = await loop.create_server(made, sock=sock, ssl=tls, backlog=BACKLOG, **options)  # type: ignore[arg-type]
+    return TcpListener(listen, server)
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection whose version is not known yet; it hands the transport over and is gone."""
+
+    def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], None] | None) -> None:
+        self._listen = listen
+        self._service = service
+        self._observe = observe
+        self._transport: asyncio.Transport | None = None
+        self._first = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        with contextlib.suppress(OSError, AttributeError):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tls = cast("ssl.SSLObject | None", transport.get_extra_info("ssl_object"))
+        if tls is None:
+            # h1 is served at once; only a first byte that could begin the preface makes us look again.
+            timeout = self._service.limits.header_timeout_s
+            self._timer = asyncio.get_running_loop().call_later(timeout, self._transport.close)
+            return
+        if self._observe is not None:
+            self._observe(tls)
+        self._hand_over("h2" if tls.selected_alpn_protocol() == "h2" else "h1", tls)
+
+    def data_received(self, data: bytes) -> None:
+        self._first += data
+        if PREFACE.startswith(self._first[: len(PREFACE)]) and len(self._first) < len(PREFACE):
+            return
+        self._hand_over("h2" if self._first.startswith(PREFACE) else "h1", None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def _hand_over(self, version: str, tls: ssl.SSLObject | None) -> None:
+        transport, first = self._transport, self._first
+        assert transport is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        peer = transport.get_extra_info("peername") or ("", 0)
+        origin = Origin(
+            peer=str(peer[0]),
+            peer_port=int(peer[1]),
+            listener=str(self._listen),
+            scheme=b"https" if tls is not None else b"http",
+            version=version,
+            resumed=bool(tls is not None and tls.session_reused),
+        )
+        if version == "h2":
+            # Imported when first spoken: a workstation whose SDKs speak HTTP/1.1 never pays for it.
+            from proxy.io.inbound_h2 import H2ServerConnection
+
+            rim: asyncio.Protocol = H2ServerConnection(self._service, origin)
+        else:
+            rim = H1ServerConnection(self._service, origin)
+        transport.set_protocol(rim)
+        rim.connection_made(transport)
+        if first:
+            rim.data_received(first)
