@@ -21,7 +21,7 @@ def say(leg: Leg, head: ResponseHead, body: bytes) -> None:
 class LocalAnswer:
     """Gathers a request's body of at most `limit` bytes, then calls `done` once: with None when there was more."""
 
-    __slots__ = ("_body", "_done", "_leg", "_left", "_over")
+    __slots__ = ("_body", "_done", "_left", "_leg", "_over")
 
     def __init__(self, leg: Leg, limit: int, done: Callable[[bytes | None], None]) -> None:
         self._leg = leg
