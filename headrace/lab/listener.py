@@ -48,6 +48,7 @@ class Connection:
     def __init__(self, reader: WatchedReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._transport = cast(asyncio.Transport, writer.transport)
+        self._socket: socket.socket = writer.get_extra_info("socket")
 
     @property
     def silent_for_s(self) -> float:
@@ -70,9 +71,8 @@ class Connection:
 
     def cut(self) -> None:
         """Die as a killed process does: RST, whatever was being sent."""
-        opened = self._transport.get_extra_info("socket")
-        if opened is not None and opened.fileno() >= 0:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        if self._socket.fileno() >= 0:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._transport.abort()
 
 

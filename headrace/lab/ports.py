@@ -45,7 +45,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def _bound(kind: socket.SocketKind, port: int) -> socket.socket:
-    opened = socket.socket(socket.AF_INET, kind)
+    # asyncio sets TCP_NODELAY only where the protocol number says TCP, and accepted sockets inherit it: without it each
+    # answer's head waits 40 ms for a delayed acknowledgement.
+    opened = socket.socket(socket.AF_INET, kind, socket.IPPROTO_TCP if kind == socket.SOCK_STREAM else 0)
     try:
         if kind == socket.SOCK_STREAM:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

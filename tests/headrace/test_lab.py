@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import shutil
 import ssl
@@ -15,6 +16,8 @@ import pytest
 import websockets
 
 from headrace.lab import Lab
+from headrace.lab.clients import VERSIONS, Request, Target, ask, handshake
+from headrace.lab.dialects import CHAT
 
 ASKED = [{"role": "user", "content": "why does water fall?"}]
 curl_needed = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -46,6 +49,10 @@ async def curl(lab: Lab, edge_id: str, path: str, *options: str, code: int = 0) 
 
 def local_base(lab: Lab, edge_id: str = "edge-a") -> str:
     return f"https://localhost:{lab.edges[edge_id].port}"
+
+
+def target(lab: Lab, edge_id: str = "edge-a") -> Target:
+    return Target(lab.edges[edge_id].port, lab.ca_file)
 
 
 @pytest.fixture
@@ -289,6 +296,57 @@ async def test_the_control_listener_tells_and_changes_and_refuses_pages(lab: Lab
     view = json.loads(await run("curl", "-sSf", f"{url}/"))
     assert [view["edges"][edge]["alive"] for edge in view["edges"]] == [True, True, False]
     await run("curl", "-sSf", "-H", "Host: evil.example", f"{url}/", code=22)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_an_answer_is_the_same_over_each_version(lab: Lab, version: str) -> None:
+    edge = lab.edges["edge-a"]
+    body = json.dumps({"model": "lab-small", "messages": ASKED, "stream": True}).encode()
+    answer = await ask(version, target(lab), Request("POST", "/v1/chat/completions", body))
+    assert (answer.status, answer.clean) == (200, True), answer
+    assert answer.fields["x-lab-body-sha256"] == hashlib.sha256(body).hexdigest()
+    expected = b"".join(event for _, event in CHAT.stream(CHAT.read(body, edge.controls.tokens)))
+    assert answer.body == expected
+    assert edge.tally.versions == {{"h1": "1.1", "h2": "2", "h3": "3"}[version]: 1}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_tokens_leave_one_by_one_over_each_version(lab: Lab, version: str) -> None:
+    lab.edges["edge-a"].controls.change({"token_s": 0.01, "tokens": 10})
+    body = json.dumps({"model": "lab-small", "messages": ASKED, "stream": True}).encode()
+    pieces: list[bytes] = []
+    answer = await ask(version, target(lab), Request("POST", "/v1/chat/completions", body), on_body=pieces.append)
+    assert answer.clean and len(pieces) >= 10
+    assert answer.total_s - answer.first_byte_s > 9 * 0.01 * 0.9
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_cut_never_ends_cleanly_over_each_version(lab: Lab, version: str) -> None:
+    # asyncio's reader forgets what it holds when a reset comes, so the pieces must come apart.
+    lab.edges["edge-a"].controls.change({"cut_after": 3, "token_s": 0.02})
+    body = json.dumps({"model": "lab-small", "messages": ASKED, "stream": True}).encode()
+    answer = await ask(version, target(lab), Request("POST", "/v1/chat/completions", body))
+    assert (answer.status, answer.clean) == (200, False)
+    assert answer.ending
+
+
+async def test_leaving_over_h3_stops_the_model(lab: Lab) -> None:
+    edge = lab.edges["edge-a"]
+    edge.controls.first_token_s = 30.0
+    body = json.dumps({"model": "lab-small", "messages": ASKED, "stream": True}).encode()
+    asking = asyncio.ensure_future(ask("h3", target(lab), Request("POST", "/v1/chat/completions", body)))
+    await edge.tally.until("running", 1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await edge.tally.until("cancelled", 1)
+    await edge.tally.until("running", 0)
+
+
+async def test_the_second_handshake_is_resumed(lab: Lab) -> None:
+    first = await handshake(target(lab))
+    second = await handshake(target(lab), first.session)
+    assert (first.resumed, second.resumed) == (False, True)
 
 
 async def test_nothing_is_left_when_the_lab_ends() -> None:
