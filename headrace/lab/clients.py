@@ -34,10 +34,10 @@ VERSIONS = ("h1", "h2", "h3")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server on loopback: where it is, what name its certificate must carry, and who vouches for it."""
+    """A server on loopback: where it is, what name its certificate must carry, and who vouches for it (None: no TLS)."""
 
     port: int
-    ca_file: Path
+    ca_file: Path | None
     server_name: str = "localhost"
     address: str = "127.0.0.1"
 
@@ -121,7 +121,7 @@ async def ask(
 
 
 async def _ask_h1(target: Target, request: Request, recorder: Recorder) -> None:
-    reader, writer = await _open_tls(target, "http/1.1")
+    reader, writer = await open_stream(target, "http/1.1")
     wire = h11.Connection(h11.CLIENT)
     fields = [("host", target.authority), ("content-length", str(len(request.body))), *request.fields.items()]
     head = h11.Request(method=request.method, target=request.path, headers=fields)
@@ -147,7 +147,7 @@ async def _ask_h1(target: Target, request: Request, recorder: Recorder) -> None:
 
 
 async def _ask_h2(target: Target, request: Request, recorder: Recorder) -> None:
-    reader, writer = await _open_tls(target, "h2")
+    reader, writer = await open_stream(target, "h2")
     wire = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
     try:
         wire.initiate_connection()
@@ -184,6 +184,7 @@ def _on_h2(wire: h2.connection.H2Connection, event: h2.events.Event, recorder: R
 
 async def _ask_h3(target: Target, request: Request, recorder: Recorder) -> None:
     configuration = QuicConfiguration(is_client=True, alpn_protocols=H3_ALPN, server_name=target.server_name)
+    assert target.ca_file is not None, "h3 has no form without TLS"
     configuration.load_verify_locations(cafile=str(target.ca_file))
 
     def new(*args: Any, **kwargs: Any) -> H3Client:
@@ -244,6 +245,7 @@ async def handshake(target: Target, session: ssl.SSLSession | None = None) -> Ha
 
 def _handshake(target: Target, session: ssl.SSLSession | None) -> Handshake:
     # The context lives as long as the sessions it made: OpenSSL refuses those of another one.
+    assert target.ca_file is not None, "no TLS, no handshake"
     context = _context_for(target.ca_file)
     with socket.create_connection((target.address, target.port), timeout=5) as raw:
         started = time.perf_counter()
@@ -272,7 +274,10 @@ def client_context(ca_file: Path, alpn: str) -> ssl.SSLContext:
     return context
 
 
-async def _open_tls(target: Target, alpn: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_stream(target: Target, alpn: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connected stream, over TLS when the target has a CA."""
+    if target.ca_file is None:
+        return await asyncio.open_connection(target.address, target.port, limit=READ_SIZE)
     context = client_context(target.ca_file, alpn)
     return await asyncio.open_connection(
         target.address, target.port, ssl=context, server_hostname=target.server_name, limit=READ_SIZE

@@ -21,7 +21,7 @@ from wsproto.events import (
 )
 from wsproto.events import Request as Upgrade
 
-from headrace.lab.clients import READ_SIZE, Target, client_context
+from headrace.lab.clients import READ_SIZE, Target, open_stream
 
 WAITING_EVENTS = 1024
 
@@ -48,10 +48,7 @@ class WebSocketClient:
         self.closed = False
 
     async def __aenter__(self) -> WebSocketClient:
-        context = client_context(self._target.ca_file, "http/1.1")
-        self._reader, self._writer = await asyncio.open_connection(
-            self._target.address, self._target.port, ssl=context, server_hostname=self._target.server_name
-        )
+        self._reader, self._writer = await open_stream(self._target, "http/1.1")
         self._writer.write(self._wire.send(Upgrade(host=self._target.authority, target=self._path)))
         self._reading = asyncio.ensure_future(self._read())
         try:

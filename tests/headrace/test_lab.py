@@ -15,6 +15,7 @@ import openai
 import pytest
 import websockets
 
+from config.load import load
 from headrace.lab import Lab
 from headrace.lab.clients import VERSIONS, Request, Target, ask, handshake
 from headrace.lab.dialects import CHAT
@@ -347,6 +348,14 @@ async def test_the_second_handshake_is_resumed(lab: Lab) -> None:
     first = await handshake(target(lab))
     second = await handshake(target(lab), first.session)
     assert (first.resumed, second.resumed) == (False, True)
+
+
+async def test_the_file_that_points_at_the_lab_is_a_valid_configuration(lab: Lab) -> None:
+    loaded = load(lab.write_settings(lab.settings(websocket={"ping_interval": "300ms"})), {})
+    (pool,) = loaded.config.pools
+    assert [edge.port for edge in pool.edges] == [edge.port for edge in lab.edges.values()]
+    assert [upstream.scheme for upstream in loaded.config.resolver.upstreams] == ["https", "tls"]
+    assert pool.websocket.ping_interval_s == 0.3
 
 
 async def test_nothing_is_left_when_the_lab_ends() -> None:
