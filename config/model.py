@@ -94,6 +94,7 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class DnsCache:
     entries: int = 100_000
+    size_bytes: int = 128 * MIB  # messages, keys and what holds them
     min_ttl_s: float = 0.0
     max_ttl_s: float = 86_400.0
     max_negative_ttl_s: float = 3600.0
