@@ -164,6 +164,7 @@ PROXY = Table(
         Key("header_timeout", Duration(0.1, 3600.0), ("header_timeout_s",)),
         Key("drain_timeout", Duration(0.0, DAY_S), ("drain_timeout_s",)),
         Key("trusted_proxies", Listed(Text(values.read_network))),
+        Key("allowed_origins", Listed(Text(values.read_origin))),
         Key("forward", FORWARD),
     ),
     rules.proxy,

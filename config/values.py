@@ -107,8 +107,22 @@ def read_host(text: str) -> str:
 
 
 def read_host_pattern(text: str) -> str:
-    """A host name, or "*." and a host name for every name below it."""
-    return f"*.{read_host(text[2:])}" if text.startswith("*.") else read_host(text)
+    """`example.org` for itself, `*.example.org` for all names below it; a port other than 443 is written after it."""
+    name, colon, port = text.rpartition(":")
+    if not colon:
+        name, port = text, ""
+    elif not port.isdigit() or not 0 < int(port) < 65536:
+        raise Wrong("has a port that is no port", "write a number from 1 to 65535 after the colon")
+    star = "*." if name.startswith("*.") else ""
+    return star + read_host(name.removeprefix("*.")) + colon + port
+
+
+def read_origin(text: str) -> str:
+    """A web origin as browsers send it (RFC 6454): scheme, host and, where it is not the scheme's own, the port."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in ("http", "https") or not rest or "/" in rest:
+        raise Wrong("is not an origin", 'write it as in "https://app.example" or "http://localhost:3000"')
+    return text.lower()
 
 
 def read_token(text: str) -> str:
