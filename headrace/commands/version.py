@@ -1,0 +1,25 @@
+"""`headrace version`."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from headrace import exits
+from headrace.console import put, put_json
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.json:
+        put_json({"headrace": own_version(), "python": platform.python_version(), "system": platform.system()})
+    else:
+        put(f"headrace {own_version()}")
+    return exits.OK
+
+
+def own_version() -> str:
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "unknown (not installed)"

@@ -1,0 +1,207 @@
+"""Keep what happened: the last requests, counters and histograms, and a line in the log for each request.
+
+Theory: `record` runs once for each request on the event loop, so it only appends and adds. Lines for the log are made
+later, a batch at a time, by `flush_log`. Labels of series come from the configuration and from closed sets, and the number
+of series has a hard bound: beyond it everything counts as "other".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+from headrace.logs import LogOutput, redact, rfc3339
+from proxy.waterfall import PARTS, RequestRecord
+
+RING = 1000
+"""Requests kept for `headrace requests`."""
+MAX_SERIES = 4096
+PENDING = 4096
+"""Log lines waiting for the next flush; more than these in one interval are counted, not written."""
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+Labels = tuple[tuple[str, str], ...]
+logger = logging.getLogger("headrace.requests")
+
+
+class Histogram:
+    """Counts of values by upper bound, Prometheus-shaped."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_S) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self.total += seconds
+
+    def lines(self, name: str, labels: Labels) -> Iterator[str]:
+        running = 0
+        for bound, count in zip((*BUCKETS_S, None), self.counts, strict=True):
+            running += count
+            bucket = (*labels, ("le", "+Inf" if bound is None else f"{bound:g}"))
+            yield f"{name}_bucket{label_text(bucket)} {running}"
+        yield f"{name}_sum{label_text(labels)} {self.total:.6f}"
+        yield f"{name}_count{label_text(labels)} {running}"
+
+
+class Telemetry:
+    """What the daemon knows about finished requests."""
+
+    def __init__(self, ring: int = RING) -> None:
+        self.recent: deque[RequestRecord] = deque(maxlen=ring)
+        self._requests: dict[tuple[str, str, str, int], int] = {}
+        self._first_byte: dict[str, Histogram] = {}
+        self._wall: dict[str, Histogram] = {}
+        self._sums: dict[tuple[str, str], int] = {}
+        self._pending: list[RequestRecord] = []
+        self.unlogged = 0
+        self.log_requests = True
+
+    def record(self, record: RequestRecord) -> None:
+        """Take a finished request. Microseconds: see the module's theory."""
+        self.recent.append(record)
+        pool = record.pool or "none"
+        self._count(pool, record)
+        self._histogram(self._wall, pool).add(record.wall_s)
+        if record.status and "first_byte" in record.parts:
+            self._histogram(self._first_byte, pool).add(record.wall_s - record.parts.get("answer", 0.0))
+        if not self.log_requests:
+            return
+        if len(self._pending) < PENDING:
+            self._pending.append(record)
+        else:
+            self.unlogged += 1
+
+    def _count(self, pool: str, record: RequestRecord) -> None:
+        key = (pool, record.edge or "none", record.outcome, record.status // 100)
+        if key not in self._requests and len(self._requests) >= MAX_SERIES:
+            key = ("other", "other", record.outcome, record.status // 100)
+        self._requests[key] = self._requests.get(key, 0) + 1
+        for name, amount in (
+            ("retries", record.retries),
+            ("bytes_in", record.bytes_in),
+            ("bytes_out", record.bytes_out),
+            ("reused", int(record.reused)),
+            ("resumed", int(record.resumed)),
+        ):
+            if amount:
+                self._sums[name, pool] = self._sums.get((name, pool), 0) + amount
+
+    @staticmethod
+    def _histogram(histograms: dict[str, Histogram], pool: str) -> Histogram:
+        found = histograms.get(pool)
+        if found is None:
+            pool = pool if len(histograms) < MAX_SERIES else "other"
+            found = histograms.setdefault(pool, Histogram())
+        return found
+
+    def last(self, count: int) -> list[RequestRecord]:
+        """The newest first."""
+        return list(islice(reversed(self.recent), count))
+
+    def flush_log(self, output: LogOutput, *, as_json: bool) -> None:
+        """Write the pending requests, one line each."""
+        pending, self._pending = self._pending, []
+        line = json_line if as_json else text_line
+        if pending:
+            output.write("".join(line(record) + "\n" for record in pending))
+        if self.unlogged:
+            unlogged, self.unlogged = self.unlogged, 0
+            logger.warning("%d requests were not logged: there were more than %d at once", unlogged, PENDING)
+
+    def prometheus(self) -> Iterator[str]:
+        """Lines of the text format 0.0.4."""
+        yield "# HELP headrace_requests_total Finished requests."
+        yield "# TYPE headrace_requests_total counter"
+        for (pool, edge, outcome, hundreds), count in self._requests.items():
+            status = f"{hundreds}xx" if hundreds else "none"
+            labels = (("pool", pool), ("edge", edge), ("outcome", outcome), ("status", status))
+            yield f"headrace_requests_total{label_text(labels)} {count}"
+        yield from self._sum_lines()
+        for name, histograms in (("first_byte", self._first_byte), ("request", self._wall)):
+            yield f"# TYPE headrace_{name}_seconds histogram"
+            for pool, histogram in histograms.items():
+                yield from histogram.lines(f"headrace_{name}_seconds", (("pool", pool),))
+
+    def _sum_lines(self) -> Iterator[str]:
+        for name in ("retries", "bytes_in", "bytes_out", "reused", "resumed"):
+            yield f"# TYPE headrace_{name}_total counter"
+            for (summed, pool), amount in self._sums.items():
+                if summed == name:
+                    yield f"headrace_{name}_total{label_text((('pool', pool),))} {amount}"
+
+
+def gauges(name: str, kind: str, values: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+    """A family of plain values in the text format."""
+    yield f"# TYPE {name} {kind}"
+    for labels, value in values:
+        yield f"{name}{label_text(labels)} {value:.12g}"
+
+
+def label_text(labels: Labels) -> str:
+    """`{pool="a",edge="b"}`, escaped as the text format wants it."""
+    if not labels:
+        return ""
+    quoted = (value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for _, value in labels)
+    return "{" + ",".join(f'{name}="{value}"' for (name, _), value in zip(labels, quoted, strict=True)) + "}"
+
+
+def record_fields(record: RequestRecord) -> dict[str, object]:
+    """A request for JSON: the path without query, times in milliseconds."""
+    return {
+        "id": record.id,
+        "time": rfc3339(record.started_at),
+        "method": record.method,
+        "host": record.host,
+        "path": redact(record.path),
+        "pool": record.pool,
+        "edge": record.edge,
+        "client_version": record.client_version,
+        "edge_version": record.edge_version,
+        "status": record.status,
+        "outcome": record.outcome,
+        "detail": redact(record.detail),
+        "wall_ms": milliseconds(record.wall_s),
+        "parts_ms": {name: milliseconds(record.parts[name]) for name in PARTS if name in record.parts},
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
+        "retries": record.retries,
+        "reused": record.reused,
+        "resumed": record.resumed,
+        "events": record.events,
+        "incomplete": record.incomplete,
+        "error_in_band": record.error_in_band,
+        "usage": dict(record.usage),
+    }
+
+
+def milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def json_line(record: RequestRecord) -> str:
+    level = "info" if record.outcome in ("ok", "client cancelled") else "warning"
+    fields: Mapping[str, object] = {"time": "", "level": level, "logger": "requests", "message": "request"}
+    return json.dumps({**fields, **record_fields(record)}, ensure_ascii=False)
+
+
+def text_line(record: RequestRecord) -> str:
+    """`12:30:01.123 info requests: POST openai/e1 /v1/chat 200 ok 812 ms (connect 20, wait 700, answer 92) h2>h3`"""
+    stamp = rfc3339(record.started_at)[11:23]
+    level = "info" if record.outcome in ("ok", "client cancelled") else "warning"
+    parts = ", ".join(f"{name} {seconds * 1000:.0f}" for name, seconds in record.parts.items() if seconds >= 0.0005)
+    place = f"{record.pool or '-'}/{record.edge or '-'}"
+    versions = f"{record.client_version}>{record.edge_version or '-'}"
+    tail = f" retries={record.retries}" if record.retries else ""
+    tail += f" ({record.detail})" if record.detail else ""
+    return redact(
+        f"{stamp} {level:7} requests: {record.method} {place} {record.path} {record.status or '-'} {record.outcome} "
+        f"{record.wall_s * 1000:.0f} ms ({parts}) {versions}{tail}"
+    )
