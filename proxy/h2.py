@@ -1,0 +1,477 @@
+"""Read HTTP/2: frames to heads, bytes and ends on the streams' receivers (RFC 9113). The half that both roles share.
+
+Theory: bytes in by `receive`, plain calls out, bytes out by `sender.take()`; no clock, no socket. A frame is looked at once,
+where it lies in the read; only one cut by the end of a read is copied. A rule broken on a stream resets it, a rule broken
+on the connection ends it with GOAWAY, and every stream hears of it once.
+
+      receive -> _on_frame -> DATA            -> stream.receiver.on_data / on_end
+                           -> HEADERS (+ CONT) -> _on_fields  (h2_server: a request; h2_client: an answer)
+                           -> the rest         -> windows, settings, replies
+
+A closed stream's late frames (RFC 9113 5.1, "closed") are judged by how it closed, which is remembered for the last 512:
+      ended on both sides: STREAM_CLOSED for the connection      reset by us: ignored, they crossed our reset
+      reset by the peer: STREAM_CLOSED for the stream            forgotten: ignored, on the control budget
+
+Rules for editing: 1. every header block is decoded, whatever its stream's fate, or the tables part; 2. every DATA byte
+is given back to the connection's window by exactly one path: consumed(), a pad, a late frame, or close().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from proxy.h2_errors import Code, H2ConnectionError, H2StreamError
+from proxy.h2_frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_MAX_FRAME,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEADERS,
+    PADDED,
+    PING,
+    PRIORITY,
+    PRIORITY_UPDATE,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    SETTINGS_ACK,
+    WINDOW_UPDATE,
+    PeerSettings,
+    frame,
+    goaway,
+    rst_stream,
+    settings,
+    unpadded,
+    window_update,
+    word,
+)
+from proxy.h2_limits import BOMB_FACTOR, MAX_CONTINUATIONS, REMEMBERED_CLOSED, Budgets, H2Limits
+from proxy.h2_reader import FrameReader
+from proxy.h2_sender import LARGEST_FRAME, Sender
+from proxy.h2_streams import Stream
+from proxy.hpack import CompressionError, Decoder, ListTooLargeError
+from proxy.messages import Fields
+
+ENDED, RESET_BY_US, RESET_BY_PEER = range(3)
+"""How a stream closed."""
+
+
+class _OpenBlock:
+    """A header block that waits for its CONTINUATION frames."""
+
+    __slots__ = ("ended", "frames", "parts", "self_dependent", "size", "stream_id")
+
+    def __init__(self, stream_id: int, part: bytes, *, ended: bool, self_dependent: bool) -> None:
+        self.stream_id = stream_id
+        self.parts = [part]
+        self.size = len(part)
+        self.frames = 1
+        self.ended = ended
+        self.self_dependent = self_dependent
+
+
+class Connection(FrameReader):
+    """One HTTP/2 connection, either role. `wake` is called when `sender.take()` has something to give.
+
+    The rim reads: `failed` (the GOAWAY is in the output; close after it), `streams`, `block_since` and the two `on_` hooks.
+    """
+
+    SERVER = False
+
+    def __init__(self, limits: H2Limits, wake: Callable[[], None], *, on_closed: Callable[[], None]) -> None:
+        super().__init__()
+        self.limits = limits
+        self.sender = Sender(wake, self._sent_end)
+        self.streams: dict[int, Stream] = {}
+        self.peer = PeerSettings()
+        self.peer_settled = False  # its first SETTINGS came
+        self.failed: H2ConnectionError | None = None
+        self.last_id = 0  # the highest stream that was opened
+        self.block_since: float | None = None  # when the header block or frame in progress began
+        self.on_closed = on_closed  # a stream left the table
+        self.on_pong: Callable[[bytes], None] = lambda _: None
+        self._decoder = Decoder(limits.max_header_bytes)
+        self._budgets = Budgets()
+        self._closed: dict[int, int] = {}
+        self._recv_window = limits.connection_window
+        self._owed = 0  # connection credit not yet worth a frame
+        self._block: _OpenBlock | None = None
+        self._now = 0.0
+
+    def _hello(self, values: dict[int, int]) -> bytes:
+        """Our SETTINGS and the connection window beyond the default."""
+        return settings(values) + window_update(0, self.limits.connection_window - DEFAULT_WINDOW)
+
+    # ------------------------------------------------------------------------------------------ frames
+
+    def receive(self, chunk: bytes, now: float) -> None:
+        """What the transport read; `now` in s. Never raises: a fault of the connection sets `failed`."""
+        if self.failed is not None:
+            return
+        self._now = now
+        try:
+            self._parse(chunk)
+        except H2ConnectionError as error:
+            self.fail(error)
+        if self.sender.overrun:
+            unread = f"{self.sender.pending} bytes of replies that nobody reads"
+            self.fail(H2ConnectionError(Code.ENHANCE_YOUR_CALM, unread))
+        # The header timeout counts from the first byte of a block, not from the last: a slow drip must not renew it.
+        if not self._held and self._block is None:
+            self.block_since = None
+        elif self.block_since is None:
+            self.block_since = now
+
+    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._block is not None and (kind != CONTINUATION or stream_id != self._block.stream_id):
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"frame of type {kind} inside a header block (RFC 9113 6.10)")
+        if not self.peer_settled and (kind != SETTINGS or flags & ACK):
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"first frame of type {kind} is not SETTINGS (RFC 9113 3.4)")
+        handler = self._HANDLERS.get(kind)
+        if handler is None:
+            self._budgets.control.spend(self._now)  # RFC 9113 5.5: unknown types are ignored
+            return
+        try:
+            handler(self, flags, stream_id, payload)
+        except H2StreamError as error:
+            self._on_stream_error(stream_id, error)
+
+    def _on_stream_error(self, stream_id: int, error: H2StreamError) -> None:
+        # A reset that the peer provoked costs us as much as one it sends (CVE-2025-8671).
+        self._budgets.reset.spend(self._now)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self.sender.control(rst_stream(stream_id, error.code))
+            self._remember(stream_id, RESET_BY_US)
+            return
+        self.sender.reset(stream, error.code)
+        self.close_stream(stream, RESET_BY_US)
+        stream.on_fault(error)
+
+    # ------------------------------------------------------------------------------------------ DATA
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        size = len(payload)
+        if stream_id == 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, "DATA on stream 0")
+        self._recv_window -= size
+        if self._recv_window < 0:
+            raise H2ConnectionError(
+                Code.FLOW_CONTROL_ERROR, f"DATA {-self._recv_window} bytes beyond the connection window"
+            )
+        stream = self.streams.get(stream_id)
+        if stream is None or not stream.recv_open:
+            self._on_late_data(stream, stream_id, size)
+            return
+        chunk = unpadded(payload, flags, "DATA") if flags & PADDED else payload
+        stream.recv_window -= size
+        try:
+            self._check_data(stream, flags, len(chunk))
+        except H2StreamError:
+            self._give_back(size)
+            raise
+        if chunk:
+            stream.receiver.on_data(chunk)
+        if size:
+            self.consumed(stream, size)
+        if flags & END_STREAM and stream.recv_open:
+            self._received_end(stream, None)
+
+    def _check_data(self, stream: Stream, flags: int, body: int) -> None:
+        if stream.recv_window < 0:
+            raise H2StreamError(Code.FLOW_CONTROL_ERROR, f"DATA {-stream.recv_window} bytes beyond the stream window")
+        if not stream.takes_data:
+            raise H2StreamError(Code.PROTOCOL_ERROR, "DATA before a final head (RFC 9113 8.1)")
+        stream.count(body)
+        if not body and not flags & END_STREAM:
+            self._budgets.empty.spend(self._now)
+
+    def _on_late_data(self, stream: Stream | None, stream_id: int, size: int) -> None:
+        self._give_back(size)
+        if stream is not None:
+            raise H2StreamError(Code.STREAM_CLOSED, "DATA after END_STREAM")
+        self._judge_late(stream_id, "DATA")
+
+    def _judge_late(self, stream_id: int, what: str) -> None:
+        """A frame on a stream that is not in the table: idle, or closed one way or another."""
+        self._refuse_idle(stream_id, what)
+        how = self._closed.get(stream_id)
+        if how == ENDED:
+            raise H2ConnectionError(Code.STREAM_CLOSED, f"{what} on stream {stream_id}, which has ended")
+        if how == RESET_BY_PEER:
+            raise H2StreamError(Code.STREAM_CLOSED, f"{what} after RST_STREAM")
+        self._budgets.control.spend(self._now)
+
+    def _refuse_idle(self, stream_id: int, what: str) -> None:
+        if stream_id > self.last_id or stream_id % 2 == 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"{what} on idle stream {stream_id}")
+
+    # ------------------------------------------------------------------------------------------ credit
+
+    def consumed(self, stream: Stream, size: int) -> None:
+        """The receiver took `size` bytes: the peer may send as many again, once the stream is not paused."""
+        if stream.paused and stream.recv_open:
+            stream.withheld += size
+            return
+        self._give_back(size)
+        if not stream.recv_open:
+            return
+        stream.owed += size
+        # Half a window at a time: a frame for each DATA frame would cost more than the DATA.
+        if stream.owed * 2 >= self.limits.stream_window:
+            stream.recv_window += stream.owed
+            self.sender.control(window_update(stream.id, stream.owed))
+            stream.owed = 0
+
+    def _give_back(self, size: int) -> None:
+        self._owed += size
+        if self._owed * 2 >= self.limits.connection_window:
+            self._recv_window += self._owed
+            self.sender.control(window_update(0, self._owed))
+            self._owed = 0
+
+    # ------------------------------------------------------------------------------------------ ends
+
+    def _received_end(self, stream: Stream, trailers: Fields | None) -> None:
+        stream.check_whole()
+        stream.recv_open = False
+        self._give_back(stream.withheld)
+        stream.withheld = 0
+        if trailers:
+            stream.receiver.on_trailers(trailers)
+        stream.receiver.on_end()
+        if not stream.send_open:
+            self.close_stream(stream, ENDED)
+
+    def _sent_end(self, stream: Stream) -> None:
+        """END_STREAM is in the output."""
+        if not stream.recv_open:
+            self.close_stream(stream, ENDED)
+
+    def close_stream(self, stream: Stream, how: int) -> None:
+        """Take a stream out of the table, once; what it withheld goes back to the connection."""
+        stream.recv_open = False
+        self.sender.drop(stream)
+        if self.streams.pop(stream.id, None) is None:
+            return
+        self._give_back(stream.withheld)
+        stream.withheld = 0
+        self._remember(stream.id, how)
+        self.on_closed()
+
+    def reset_stream(self, stream: Stream, code: int) -> None:
+        """End a stream from our side, telling the peer; its receiver is not told."""
+        if stream.id in self.streams and self.failed is None:
+            self.sender.reset(stream, code)
+            self.close_stream(stream, RESET_BY_US)
+
+    def _remember(self, stream_id: int, how: int) -> None:
+        self._closed[stream_id] = how
+        if len(self._closed) > REMEMBERED_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
+    def fail(self, error: H2ConnectionError) -> None:
+        """End the connection: GOAWAY goes out, every stream hears of it."""
+        if self.failed is not None:
+            return
+        self.failed = error
+        self.sender.out.append(goaway(self._processed_id(), error.code, error.detail))
+        if not self.sender.awake:
+            self.sender.wake()
+        self.lose(error.detail, error.code, broken=error.code is not Code.NO_ERROR)
+
+    def lose(self, detail: str, code: int | None = None, *, broken: bool = False) -> None:
+        """Tell every stream that the connection is gone; nothing is sent on them any more."""
+        if self.failed is None:
+            self.failed = H2ConnectionError(Code.NO_ERROR, detail)
+        for stream in list(self.streams.values()):
+            self.close_stream(stream, RESET_BY_PEER)
+            stream.on_lost(detail, code, broken=broken)
+
+    def _processed_id(self) -> int:
+        """What our GOAWAY names as the last stream we acted on."""
+        return 0
+
+    # ------------------------------------------------------------------------------------------ header blocks
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id == 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, "HEADERS on stream 0")
+        block = unpadded(payload, flags, "HEADERS")
+        self_dependent = False
+        if flags & HAS_PRIORITY:
+            if len(block) < 5:
+                raise H2ConnectionError(Code.FRAME_SIZE_ERROR, "HEADERS frame too short for its priority")
+            self_dependent = word(block) == stream_id
+            block = block[5:]
+        ended = flags & END_STREAM != 0
+        if flags & END_HEADERS:
+            self._on_block(stream_id, block, ended, self_dependent)
+        else:
+            self._block = _OpenBlock(stream_id, block, ended=ended, self_dependent=self_dependent)
+
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, "CONTINUATION without an open header block")
+        block.parts.append(payload)
+        block.size += len(payload)
+        block.frames += 1
+        if block.frames > MAX_CONTINUATIONS or block.size > 2 * self.limits.max_header_bytes + DEFAULT_MAX_FRAME:
+            raise H2ConnectionError(
+                Code.ENHANCE_YOUR_CALM, f"header block of {block.size} bytes in {block.frames} frames"
+            )
+        if flags & END_HEADERS:
+            self._block = None
+            self._on_block(stream_id, b"".join(block.parts), block.ended, block.self_dependent)
+
+    def _on_block(self, stream_id: int, block: bytes, ended: bool, self_dependent: bool) -> None:
+        fields: Fields | None
+        try:
+            fields = self._decoder.decode(block)
+        except CompressionError as exc:
+            raise H2ConnectionError(Code.COMPRESSION_ERROR, str(exc)) from exc
+        except ListTooLargeError as exc:
+            if exc.size > BOMB_FACTOR * self.limits.max_header_bytes:
+                raise H2ConnectionError(Code.ENHANCE_YOUR_CALM, f"header list of {exc.size} bytes") from exc
+            fields = None
+        stream = self.streams.get(stream_id)
+        if self_dependent:
+            self._reject_self_dependency(stream_id)
+        if stream is not None and not stream.recv_open:
+            raise H2StreamError(Code.STREAM_CLOSED, "HEADERS after END_STREAM")
+        self._on_fields(stream, stream_id, fields, ended)
+
+    def _reject_self_dependency(self, stream_id: int) -> None:
+        # RFC 9113 dropped priorities but h2spec, and clients tested with it, still expect RFC 7540 5.3.1 here.
+        self.last_id = max(self.last_id, stream_id)
+        raise H2StreamError(Code.PROTOCOL_ERROR, "stream that depends on itself")
+
+    def _on_fields(self, stream: Stream | None, stream_id: int, fields: Fields | None, ended: bool) -> None:
+        """A decoded header list; `fields` None: it was over the limit."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------ the small frames
+
+    def _on_priority(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self._budgets.control.spend(self._now)
+        if stream_id == 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        if len(payload) != 5:
+            raise H2StreamError(Code.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
+        if word(payload) == stream_id:
+            raise H2StreamError(Code.PROTOCOL_ERROR, "stream that depends on itself")
+
+    def _on_priority_update(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """RFC 9218 7.1: checked, then left to a scheduler that is not here yet (see `h2_sender.Turns`)."""
+        self._budgets.control.spend(self._now)
+        if stream_id != 0 or not self.SERVER:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"PRIORITY_UPDATE on stream {stream_id}, or from a server")
+        if len(payload) < 4:
+            raise H2ConnectionError(Code.FRAME_SIZE_ERROR, f"PRIORITY_UPDATE of {len(payload)} bytes")
+        if word(payload) == 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, "PRIORITY_UPDATE for stream 0")
+
+    def _on_rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id == 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, "RST_STREAM on stream 0")
+        if len(payload) != 4:
+            raise H2ConnectionError(Code.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._refuse_idle(stream_id, "RST_STREAM")
+            self._budgets.control.spend(self._now)
+            return
+        self._budgets.reset.spend(self._now)
+        self.close_stream(stream, RESET_BY_PEER)
+        code = int.from_bytes(payload, "big")
+        stream.on_reset(code)
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id != 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"SETTINGS on stream {stream_id}")
+        self._budgets.settings.spend(self._now)
+        if flags & ACK:
+            if payload:
+                raise H2ConnectionError(Code.FRAME_SIZE_ERROR, f"SETTINGS ACK of {len(payload)} bytes")
+            return
+        peer = self.peer
+        peer.apply(payload, by_server=not self.SERVER)
+        self.sender.max_frame = min(peer.max_frame_size, LARGEST_FRAME)
+        self.sender.encoder.limit_table(peer.header_table_size)
+        if peer.initial_window_size != self.sender.stream_window:
+            self.sender.resize_windows(peer.initial_window_size, list(self.streams.values()))
+        self.sender.control(SETTINGS_ACK)
+        self.peer_settled = True
+        self._on_settled()
+
+    def _on_settled(self) -> None:
+        """The peer's SETTINGS took effect."""
+
+    def _on_push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
+        # A server never gets one, a client said SETTINGS_ENABLE_PUSH 0 (RFC 9113 8.4).
+        raise H2ConnectionError(Code.PROTOCOL_ERROR, "PUSH_PROMISE")
+
+    def ping(self, payload: bytes) -> None:
+        """Ask for a PING ACK; eight bytes, given back to `on_pong`."""
+        self.sender.control(frame(PING, 0, 0, payload))
+
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id != 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"PING on stream {stream_id}")
+        if len(payload) != 8:
+            raise H2ConnectionError(Code.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+        self._budgets.ping.spend(self._now)
+        if flags & ACK:
+            self.on_pong(payload)
+        else:
+            self.sender.control(frame(PING, ACK, 0, payload))
+
+    def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id != 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"GOAWAY on stream {stream_id}")
+        if len(payload) < 8:
+            raise H2ConnectionError(Code.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
+        self._budgets.control.spend(self._now)
+        self._on_going_away(word(payload), int.from_bytes(payload[4:8], "big"))
+
+    def _on_going_away(self, last_id: int, code: int) -> None:
+        """The peer takes no new stream of ours."""
+
+    def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise H2ConnectionError(Code.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes")
+        self._budgets.control.spend(self._now)
+        amount = word(payload)
+        if stream_id == 0:
+            if amount == 0:
+                raise H2ConnectionError(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self.sender.credit(None, amount)
+            return
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._refuse_idle(stream_id, "WINDOW_UPDATE")
+        elif amount == 0:
+            raise H2StreamError(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+        else:
+            self.sender.credit(stream, amount)
+
+    _HANDLERS: ClassVar[dict[int, Callable[[Connection, int, int, bytes], None]]] = {
+        DATA: _on_data,
+        HEADERS: _on_headers,
+        PRIORITY: _on_priority,
+        RST_STREAM: _on_rst_stream,
+        SETTINGS: _on_settings,
+        PUSH_PROMISE: _on_push_promise,
+        PING: _on_ping,
+        GOAWAY: _on_goaway,
+        WINDOW_UPDATE: _on_window_update,
+        CONTINUATION: _on_continuation,
+        PRIORITY_UPDATE: _on_priority_update,
+    }

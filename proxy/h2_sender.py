@@ -1,0 +1,291 @@
+"""What we send on an HTTP/2 connection: frames in order, DATA within both windows, one buffer for a loop turn.
+
+Theory: frames gather in `out` until the rim takes them all for one write. DATA goes straight in when both windows, the
+frame size and the transport allow; the rest waits on its stream, and `pump` serves the waiting streams in turns. END_STREAM
+is set on the frame that already lies in `out` when the end comes in the same turn, which saves a frame an answer.
+
+Rules for editing: 1. a header block is encoded at the moment it enters `out`, since the peer decodes in that order;
+2. receivers are called after the loop over the streams, for they may send.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from proxy.h2_errors import Code, H2ConnectionError, H2StreamError
+from proxy.h2_frames import (
+    CONTINUATION,
+    DATA,
+    DEFAULT_MAX_FRAME,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER,
+    HEADERS,
+    MAX_WINDOW,
+    rst_stream,
+)
+from proxy.h2_limits import MAX_UNSENT_CONTROL_BYTES
+from proxy.h2_streams import Stream
+from proxy.hpack import Encoder
+from proxy.messages import Fields
+
+STREAM_HIGH = 256 * 1024
+STREAM_LOW = 64 * 1024
+CONNECTION_HIGH = 8 * 1024 * 1024
+"""Bytes waiting on all streams together: above it each stream is full at STREAM_LOW already."""
+LARGEST_FRAME = 64 * 1024
+"""We never send larger ones, whatever the peer allows: a frame is what other streams wait for."""
+PUMP_BYTES = 256 * 1024
+
+
+class Turns:
+    """Who sends next of the streams that have data and credit: each a frame in turn.
+
+    The place for RFC 9218: with urgencies, eight of these, the lowest number that is not empty first; `u` and `i` of
+    the request's `priority` field and of PRIORITY_UPDATE frames would choose.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: deque[Stream] = deque()
+
+    def add(self, stream: Stream) -> None:
+        if not stream.ready:
+            stream.ready = True
+            self._waiting.append(stream)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def next(self) -> Stream | None:
+        """The stream whose turn it is, taken out; None when nobody waits."""
+        while self._waiting:
+            stream = self._waiting.popleft()
+            stream.ready = False
+            if stream.send_open and stream.queue and stream.send_window > 0:
+                return stream
+        return None
+
+
+class Sender:
+    """One connection's output. `wake` is called when there is something to take; `ended(stream)` when END_STREAM is out."""
+
+    __slots__ = (
+        "_wake", "awake", "blocked", "encoder", "ended", "max_frame", "out", "overrun", "pending", "queued", "stream_window",
+        "turn", "turns", "window",
+    )  # fmt: skip
+
+    def __init__(self, wake: Callable[[], None], ended: Callable[[Stream], None]) -> None:
+        self._wake = wake
+        self.ended = ended
+        self.awake = False
+        self.encoder = Encoder()
+        self.out: list[bytes | memoryview] = []
+        self.pending = 0  # bytes in out
+        self.turn = 0
+        self.turns = Turns()
+        self.blocked = False  # the transport's buffer is full
+        self.overrun = False  # the peer makes us reply and does not read: the connection ends at its next frame
+        self.queued = 0  # bytes on all streams' queues
+        self.window = DEFAULT_WINDOW
+        self.stream_window = DEFAULT_WINDOW  # of a new stream
+        self.max_frame = DEFAULT_MAX_FRAME
+
+    # ------------------------------------------------------------------------------------------ into the output
+
+    def control(self, frame: bytes) -> None:
+        """A whole frame that no window holds back."""
+        self.out.append(frame)
+        self.pending += len(frame)
+        if self.blocked and self.pending > MAX_UNSENT_CONTROL_BYTES:
+            self.overrun = True
+        if not self.awake:
+            self.wake()
+
+    def wake(self) -> None:
+        self.awake = True
+        self._wake()
+
+    def headers(self, stream: Stream, fields: Fields, *, end: bool = False) -> None:
+        """A header block, cut into CONTINUATION frames where it must be."""
+        self.block(stream.id, fields, end=end)
+        stream.mark = len(self.out) - 2
+        stream.mark_turn = self.turn
+        if end:
+            stream.send_open = False
+            self.ended(stream)
+
+    def block(self, stream_id: int, fields: Fields, *, end: bool) -> None:
+        """As headers(), for an id alone; a single frame's header is the last but one piece of the output."""
+        block, flags, limit = self.encoder.encode(fields), END_STREAM if end else 0, self.max_frame
+        if len(block) <= limit:
+            self._frame(HEADERS, flags | END_HEADERS, stream_id, block)
+            return
+        # END_STREAM belongs to the HEADERS frame, which end() could not find any more: so it comes as an empty DATA frame.
+        self._frame(HEADERS, flags, stream_id, block[:limit])
+        for at in range(limit, len(block), limit):
+            last = END_HEADERS if at + limit >= len(block) else 0
+            self._frame(CONTINUATION, last, stream_id, block[at : at + limit])
+
+    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
+        size = len(payload)
+        self.out.append(FRAME_HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id))
+        self.out.append(payload)
+        self.pending += size + 9
+        if not self.awake:
+            self.wake()
+
+    def data(self, stream: Stream, chunk: bytes) -> None:
+        """Body bytes: out at once when everything allows it, else after those that wait already."""
+        size = len(chunk)
+        if stream.queue or self.blocked or size > stream.send_window or size > self.window:
+            self._enqueue(stream, chunk, size)
+            return
+        stream.send_window -= size
+        self.window -= size
+        if size <= self.max_frame:
+            stream.mark = len(self.out)
+            self._frame(DATA, 0, stream.id, chunk)
+        else:
+            view = memoryview(chunk)
+            for at in range(0, size, self.max_frame):
+                stream.mark = len(self.out)
+                self._frame(DATA, 0, stream.id, view[at : at + self.max_frame])
+        stream.mark_turn = self.turn
+
+    def _enqueue(self, stream: Stream, chunk: bytes, size: int) -> None:
+        stream.queue.append(chunk)
+        stream.queued += size
+        self.queued += size
+        self.ready(stream)
+        crowded = self.queued >= CONNECTION_HIGH and stream.queued > STREAM_LOW
+        if not stream.full and (stream.queued >= STREAM_HIGH or crowded):
+            stream.full = True
+            stream.receiver.on_full()
+
+    def ready(self, stream: Stream) -> None:
+        """A stream may have become able to send."""
+        if stream.queue and stream.send_window > 0:
+            self.turns.add(stream)
+            if self.window > 0 and not self.blocked and not self.awake:
+                self.wake()
+
+    def end(self, stream: Stream) -> None:
+        """END_STREAM after what waits, in the trailers if there are some."""
+        if stream.queue:
+            stream.ending = True
+            return
+        self._end_now(stream)
+
+    def _end_now(self, stream: Stream) -> None:
+        stream.ending = True
+        if stream.trailing is not None:
+            self.headers(stream, stream.trailing, end=True)
+            return
+        header = self.out[stream.mark] if stream.mark_turn == self.turn else b""
+        if header and (header[3] == DATA or (header[4] & END_HEADERS and header[3] == HEADERS)):
+            self.out[stream.mark] = b"%b%c%b" % (bytes(header[:4]), header[4] | END_STREAM, bytes(header[5:]))
+        else:
+            self._frame(DATA, END_STREAM, stream.id, b"")
+        stream.send_open = False
+        self.ended(stream)
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """RST_STREAM; what waits is dropped."""
+        self.drop(stream)
+        self.control(rst_stream(stream.id, code))
+
+    def drop(self, stream: Stream) -> None:
+        """Forget what waits of a stream that ended early."""
+        self.queued -= stream.queued
+        stream.queued = 0
+        stream.queue.clear()
+        stream.send_open = False
+
+    # ------------------------------------------------------------------------------------------ windows
+
+    def credit(self, stream: Stream | None, amount: int) -> None:
+        """A WINDOW_UPDATE; an overflow is the stream's or the connection's error (RFC 9113 6.9.1)."""
+        if stream is None:
+            if self.window + amount > MAX_WINDOW:
+                raise H2ConnectionError(Code.FLOW_CONTROL_ERROR, f"connection window of {self.window} + {amount}")
+            self.window += amount
+            if self.queued and not self.awake:
+                self.wake()
+            return
+        if stream.send_window + amount > MAX_WINDOW:
+            raise H2StreamError(Code.FLOW_CONTROL_ERROR, f"stream window of {stream.send_window} + {amount}")
+        stream.send_window += amount
+        self.ready(stream)
+
+    def resize_windows(self, size: int, streams: list[Stream]) -> None:
+        """SETTINGS_INITIAL_WINDOW_SIZE moves every stream's window, below zero too (RFC 9113 6.9.2)."""
+        delta, self.stream_window = size - self.stream_window, size
+        for stream in streams:
+            stream.send_window += delta
+            if stream.send_window > MAX_WINDOW:
+                raise H2ConnectionError(
+                    Code.FLOW_CONTROL_ERROR, f"stream window of {stream.send_window} after SETTINGS"
+                )
+            self.ready(stream)
+
+    # ------------------------------------------------------------------------------------------ out of it
+
+    def take(self) -> bytes:
+        """Everything of this turn, for one write. Calls `wake` again when more can go in the next one."""
+        self.awake = True  # what is said meanwhile is taken below
+        if self.queued and not self.blocked:
+            self._pump(PUMP_BYTES)
+        taken = b"".join(self.out)
+        self.out.clear()
+        self.pending = 0
+        self.turn += 1
+        self.awake = False
+        if self.turns and self.window > 0 and not self.blocked:
+            self.wake()
+        return taken
+
+    def _pump(self, room: int) -> None:
+        emptied: list[Stream] = []
+        drained: list[Stream] = []
+        while room > 0 and self.window > 0 and (stream := self.turns.next()) is not None:
+            room -= self._send_waiting(stream)
+            if not stream.queue:
+                emptied.append(stream)
+            elif stream.send_window > 0:
+                self.turns.add(stream)
+            if stream.full and stream.queued <= STREAM_LOW:
+                stream.full = False
+                drained.append(stream)
+        for stream in emptied:
+            if stream.ending and stream.send_open:
+                self._end_now(stream)
+        for stream in drained:
+            stream.receiver.on_drained()
+
+    def _send_waiting(self, stream: Stream) -> int:
+        """One DATA frame of as many waiting slices as fit; its size."""
+        room = left = min(self.max_frame, stream.send_window, self.window)
+        pieces: list[bytes | memoryview] = []
+        queue = stream.queue
+        while left and queue:
+            piece = queue.popleft()
+            if len(piece) > left:
+                view = memoryview(piece)
+                queue.appendleft(view[left:])
+                piece = view[:left]
+            pieces.append(piece)
+            left -= len(piece)
+        size = room - left
+        stream.queued -= size
+        stream.send_window -= size
+        self.queued -= size
+        self.window -= size
+        stream.mark, stream.mark_turn = len(self.out), self.turn
+        self.out.append(FRAME_HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
+        self.out += pieces
+        self.pending += size + 9
+        return size

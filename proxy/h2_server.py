@@ -1,0 +1,240 @@
+"""The server's half of HTTP/2: requests in, answers out, and a polite end (RFC 9113 section 8, RFC 8441)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.h2 import RESET_BY_US, Connection
+from proxy.h2_errors import Code, H2ConnectionError, H2StreamError, abort_by_client, code_for_client
+from proxy.h2_frames import (
+    DATA,
+    ENABLE_CONNECT_PROTOCOL,
+    END_STREAM,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW,
+    NO_RFC7540_PRIORITIES,
+    PREFACE,
+    frame,
+    goaway,
+    rst_stream,
+)
+from proxy.h2_heads import UnknownProtocolError, read_request, read_trailers, write_fields, write_response
+from proxy.h2_limits import H2Limits
+from proxy.h2_streams import Stream
+from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
+
+
+class ServerStream(Stream):
+    """A client's leg."""
+
+    __slots__ = ("answered", "upgrade")
+
+    connection: ServerConnection
+
+    def __init__(self, connection: ServerConnection, stream_id: int) -> None:
+        super().__init__(connection, stream_id)
+        self.takes_data = True
+        self.answered = False  # the final head is out
+        self.upgrade = False  # an extended CONNECT
+
+    def head(self, head: Head) -> None:
+        assert isinstance(head, ResponseHead)
+        if not self.send_open or self.answered:
+            return
+        self.answered = True
+        # A refused tunnel is an ordinary answer, which ends like one.
+        self.tunnel = self.tunnel and (head.status == 101 or 200 <= head.status < 300)
+        self.connection.sender.headers(self, write_response(head, tunnel=self.upgrade))
+
+    def interim(self, head: ResponseHead) -> None:
+        if self.send_open and not self.answered:
+            self.connection.sender.headers(self, write_response(head))
+
+    def trailers(self, fields: Fields) -> None:
+        super().trailers(write_fields(fields, []))
+
+    def abort(self, abort: Abort) -> None:
+        self.connection.reset_stream(self, code_for_client(abort, answered=self.answered))
+
+    def count(self, size: int) -> None:
+        super().count(size)
+        limit = self.connection.limits.max_body_bytes
+        if limit and self.seen > limit and not self.tunnel:
+            raise BodyTooLargeError(limit)
+
+    def on_fault(self, error: H2StreamError) -> None:
+        cause, party = Cause.BROKEN, Party.CLIENT
+        if isinstance(error, BodyTooLargeError):
+            cause, party = Cause.REFUSED, Party.US
+        self.receiver.on_abort(Abort(party, Stage.HEAD, cause, error.detail, error.code))
+
+    def on_reset(self, code: int) -> None:
+        self.receiver.on_abort(abort_by_client(code))
+
+    def on_lost(self, detail: str, code: int | None, *, broken: bool) -> None:
+        cause = Cause.BROKEN if broken else Cause.LOST
+        self.receiver.on_abort(Abort(Party.CLIENT, Stage.HEAD, cause, detail, code))
+
+
+class BodyTooLargeError(H2StreamError):
+    """A request body over the bound: 413 when no answer began, and the upload is no longer wanted."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(Code.CANCEL, f"request body of more than {limit} bytes")
+
+
+class ServerConnection(Connection):
+    """`on_request(stream, head)` sets the stream's receiver before it returns."""
+
+    SERVER = True
+
+    def __init__(
+        self,
+        limits: H2Limits,
+        wake: Callable[[], None],
+        *,
+        on_request: Callable[[ServerStream, RequestHead], None],
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(limits, wake, on_closed=on_closed)
+        self._on_request = on_request
+        self._preface = b""
+        self._accepted = False  # the preface is complete
+        self.refuses_above: int | None = None  # the last id that our GOAWAY named
+
+    def start(self) -> None:
+        """Our SETTINGS, to be sent at once."""
+        self.sender.control(
+            self._hello(
+                {
+                    MAX_CONCURRENT_STREAMS: self.limits.max_streams,
+                    INITIAL_WINDOW_SIZE: self.limits.stream_window,
+                    MAX_HEADER_LIST_SIZE: self.limits.max_header_bytes,
+                    ENABLE_CONNECT_PROTOCOL: 1,
+                    NO_RFC7540_PRIORITIES: 1,
+                }
+            )
+        )
+
+    def _parse(self, chunk: bytes) -> None:
+        if not self._accepted:
+            chunk = self._take_preface(chunk)
+            if not chunk:
+                return
+        super()._parse(chunk)
+
+    def _take_preface(self, chunk: bytes) -> bytes:
+        so_far = self._preface + chunk[: len(PREFACE) - len(self._preface)]
+        if not PREFACE.startswith(so_far):
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, "connection preface is not that of HTTP/2")
+        rest = chunk[len(so_far) - len(self._preface) :]
+        self._preface = so_far
+        self._accepted = len(so_far) == len(PREFACE)
+        return rest
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def _on_fields(self, stream: Stream | None, stream_id: int, fields: Fields | None, ended: bool) -> None:
+        if stream is not None:
+            self._on_request_trailers(stream, fields, ended)
+            return
+        if stream_id % 2 == 0:
+            raise H2ConnectionError(Code.PROTOCOL_ERROR, f"request on stream {stream_id}")
+        if stream_id <= self.last_id:
+            if stream_id not in self._closed:
+                raise H2ConnectionError(Code.PROTOCOL_ERROR, f"stream {stream_id} after stream {self.last_id}")
+            self._judge_late(stream_id, "HEADERS")
+            return
+        self.last_id = stream_id
+        if self.refuses_above is not None and stream_id > self.refuses_above:
+            self._remember(stream_id, RESET_BY_US)  # RFC 9113 6.8: ignored, the client knows from GOAWAY
+        elif len(self.streams) >= self.limits.max_streams:
+            raise H2StreamError(Code.REFUSED_STREAM, f"more than {self.limits.max_streams} streams")
+        elif fields is None:
+            self._answer(
+                stream_id, ended, 431, f"request header list of more than {self.limits.max_header_bytes} bytes"
+            )
+        else:
+            self._open(stream_id, fields, ended)
+
+    def _open(self, stream_id: int, fields: Fields, ended: bool) -> None:
+        try:
+            head = read_request(fields, ended=ended)
+        except UnknownProtocolError:
+            self._answer(stream_id, ended, 501, "extended CONNECT for a protocol other than websocket")
+            return
+        stream = ServerStream(self, stream_id)
+        stream.upgrade = head.protocol != b""
+        stream.tunnel = stream.upgrade or head.method == b"CONNECT"
+        stream.expected = None if stream.tunnel else head.length
+        stream.send_window = self.sender.stream_window
+        self.streams[stream_id] = stream
+        self._on_request(stream, head)
+        if ended and stream.recv_open:
+            self._received_end(stream, None)
+
+    def _on_request_trailers(self, stream: Stream, fields: Fields | None, ended: bool) -> None:
+        if not ended:
+            raise H2StreamError(Code.PROTOCOL_ERROR, "second HEADERS without END_STREAM (RFC 9113 8.1)")
+        if fields is None:
+            raise H2StreamError(Code.ENHANCE_YOUR_CALM, f"trailers of more than {self.limits.max_header_bytes} bytes")
+        self._received_end(stream, read_trailers(fields))
+
+    # ------------------------------------------------------------------------------------------ answers of our own
+
+    def _answer(self, stream_id: int, ended: bool, status: int, text: str) -> None:
+        """A whole answer to a request that nobody above can be shown."""
+        body = text.encode() + b"\n"
+        fits = len(body) <= min(self.sender.window, self.sender.stream_window)
+        fields = [
+            (b":status", b"%d" % status),
+            (b"content-type", b"text/plain"),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        self.sender.block(stream_id, fields if fits else fields[:1], end=not fits)
+        if fits:
+            self.sender.window -= len(body)
+            self.sender.control(frame(DATA, END_STREAM, stream_id, body))
+        if not ended:
+            self.sender.control(rst_stream(stream_id, Code.NO_ERROR))
+        self._remember(stream_id, RESET_BY_US)
+
+    def _on_stream_error(self, stream_id: int, error: H2StreamError) -> None:
+        stream = self.streams.get(stream_id)
+        if isinstance(error, BodyTooLargeError) and isinstance(stream, ServerStream) and not stream.answered:
+            self.close_stream(stream, RESET_BY_US)
+            self._answer(stream_id, False, 413, error.detail)
+            stream.on_fault(error)
+            return
+        super()._on_stream_error(stream_id, error)
+
+    def _sent_end(self, stream: Stream) -> None:
+        if stream.recv_open and not stream.tunnel:
+            # RFC 9113 8.1: the answer is whole, the rest of the upload is not wanted; no error, the answer counts.
+            self.reset_stream(stream, Code.NO_ERROR)
+        else:
+            super()._sent_end(stream)
+
+    # ------------------------------------------------------------------------------------------ going away
+
+    def _processed_id(self) -> int:
+        return self.last_id if self.refuses_above is None else min(self.last_id, self.refuses_above)
+
+    def announce_drain(self) -> None:
+        """First of two GOAWAYs: no new request, please, but those on their way are still served (RFC 9113 6.8)."""
+        self.sender.control(goaway(MAX_WINDOW, Code.NO_ERROR))
+
+    def drain(self) -> None:
+        """Second GOAWAY: streams above the last one we saw were not processed."""
+        if self.refuses_above is None and self.failed is None:
+            self.refuses_above = self.last_id
+            self.sender.control(goaway(self.last_id, Code.NO_ERROR))
+
+    def abandon(self, detail: str) -> None:
+        """Reset every stream and say GOAWAY: a hard stop, which no client may take for a clean end."""
+        for stream in list(self.streams.values()):
+            self.reset_stream(stream, Code.INTERNAL_ERROR)
+            stream.receiver.on_abort(Abort(Party.US, Stage.BODY, Cause.CANCELLED, detail))
+        self.fail(H2ConnectionError(Code.NO_ERROR, detail))

@@ -1,0 +1,191 @@
+"""A client's HTTP/2 connection: the transport, the turn's one write, and the timers around `proxy.h2_server`.
+
+Theory: `data_received` feeds the pure connection, which calls the service and the receivers; whatever anybody says in this
+loop turn gathers there and leaves in one write (measured: 1.5x requests a CPU second against a write a frame, since each
+is a TLS record and a system call). When the transport is full, DATA waits on its streams, each of which tells its relay.
+
+Time is looked at by one coarse timer a connection, never one a request; a limit is met within a quarter more than it says.
+
+Owner: the listener that made it; `drain` and `close_now` come from the service. Nothing here is a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from proxy.h2_errors import Code, H2ConnectionError
+from proxy.h2_limits import H2Limits
+from proxy.h2_server import ServerConnection, ServerStream
+from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin, Service
+from proxy.messages import RequestHead
+
+DRAIN_ROUND_TRIP_S = 1.0
+"""How long the client has to answer the PING that parts our two GOAWAYs."""
+PONG_TIMEOUT_S = 15.0
+LINGER_S = 2.0
+"""What a closing connection gets to take its last frames."""
+_DRAIN_PING = b"headrace"
+_ALIVE_PING = b"still on"
+
+
+class H2ServerConnection(asyncio.Protocol):
+    """An InboundConnection. connection_made() is called by the listener once ALPN, or the preface, said h2."""
+
+    def __init__(self, service: Service, origin: Origin) -> None:
+        self._service = service
+        self._origin = origin
+        limits = service.limits
+        self._idle_timeout_s = limits.idle_timeout_s
+        self._header_timeout_s = limits.header_timeout_s
+        self._h2 = ServerConnection(
+            H2Limits(limits.max_streams, limits.max_header_bytes, limits.max_body_bytes),
+            self._wake,
+            on_request=self._on_request,
+            on_closed=self._on_closed,
+        )
+        self._h2.on_pong = self._on_pong
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._made_at = self._last_read = self._idle_since = self._loop.time()
+        self._draining = False
+
+    # ------------------------------------------------------------------------------------------ the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(HIGH_WATER, LOW_WATER)
+        self._h2.start()
+        if not self._service.on_connected(self):
+            self._service = _Closed(self._service)
+            self._h2.fail(H2ConnectionError(Code.NO_ERROR, "too many connections"))
+            return
+        self._schedule_tick()
+
+    def data_received(self, data: bytes) -> None:
+        now = self._last_read = self._loop.time()
+        self._h2.receive(data, now)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for timer in (self._timer, self._drain_timer):
+            if timer is not None:
+                timer.cancel()
+        self._h2.lose("client connection lost")
+        self._service.on_disconnected(self)
+
+    def pause_writing(self) -> None:
+        self._h2.sender.blocked = True
+
+    def resume_writing(self) -> None:
+        sender = self._h2.sender
+        sender.blocked = False
+        if sender.queued and not sender.awake:
+            sender.wake()
+
+    def _wake(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        taken = self._h2.sender.take()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if taken:
+            transport.write(taken)
+        if self._h2.failed is not None:
+            self._close()
+
+    def _close(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+            # A peer that does not read would keep the buffer, and us, for ever.
+            self._restart_drain_timer(LINGER_S, self._transport.abort)
+
+    # ------------------------------------------------------------------------------------------ exchanges
+
+    def _on_request(self, stream: ServerStream, head: RequestHead) -> None:
+        self._service.on_request(stream, head, self._origin)
+
+    def _on_closed(self) -> None:
+        if not self._h2.streams:
+            self._idle_since = self._last_read if self._transport is None else self._loop.time()
+            if self._h2.refuses_above is not None:
+                self._loop.call_soon(self._close_when_quiet)
+
+    # ------------------------------------------------------------------------------------------ going away
+
+    def drain(self) -> None:
+        """GOAWAY twice, a round trip apart, so that no request on its way is lost; closes when the streams have ended."""
+        if self._draining or self._h2.failed is not None or self._transport is None:
+            return
+        self._draining = True
+        self._h2.announce_drain()
+        self._h2.ping(_DRAIN_PING)
+        self._restart_drain_timer(DRAIN_ROUND_TRIP_S, self._finish_drain)
+
+    def _on_pong(self, payload: bytes) -> None:
+        if self._draining and payload == _DRAIN_PING:
+            self._finish_drain()
+
+    def _finish_drain(self) -> None:
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        self._h2.drain()
+        self._loop.call_soon(self._close_when_quiet)
+
+    def _close_when_quiet(self) -> None:
+        if not self._h2.streams and self._transport is not None:
+            self._flush()
+            self._close()
+
+    def close_now(self) -> None:
+        """Reset every stream, say GOAWAY, close."""
+        self._h2.abandon("the proxy stops")
+        self._flush()
+
+    def _restart_drain_timer(self, delay_s: float, then: object) -> None:
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        self._drain_timer = self._loop.call_later(delay_s, then)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def _schedule_tick(self) -> None:
+        step = min(self._header_timeout_s, self._idle_timeout_s) / 4
+        self._timer = self._loop.call_later(step, self._tick)
+
+    def _tick(self) -> None:
+        now, h2 = self._loop.time(), self._h2
+        waiting_since = h2.block_since if h2.peer_settled else self._made_at
+        if waiting_since is not None and now - waiting_since >= self._header_timeout_s:
+            h2.fail(H2ConnectionError(Code.NO_ERROR, f"no whole head within {self._header_timeout_s:g} s"))
+            return
+        if not h2.streams and now - self._idle_since >= self._idle_timeout_s:
+            self.drain()
+        elif h2.streams:
+            self._check_alive(now - self._last_read)
+        if h2.failed is None:
+            self._schedule_tick()
+
+    def _check_alive(self, silent_s: float) -> None:
+        # A client whose machine went to sleep never says so; its streams would hold their edges until TCP gives up.
+        if silent_s >= self._idle_timeout_s + PONG_TIMEOUT_S:
+            self._h2.fail(H2ConnectionError(Code.NO_ERROR, f"client silent for {silent_s:.0f} s"))
+        elif silent_s >= self._idle_timeout_s:
+            self._h2.ping(_ALIVE_PING)
+
+
+class _Closed:
+    """The service after it turned the connection away: it is not told of the end."""
+
+    def __init__(self, service: Service) -> None:
+        self.limits = service.limits
+
+    def on_request(self, leg: object, head: RequestHead, origin: Origin) -> None: ...
+    def on_connected(self, connection: object) -> bool:
+        return False
+
+    def on_disconnected(self, connection: object) -> None: ...

@@ -1,0 +1,160 @@
+"""An edge's HTTP/2 connection: the transport, the turn's one write, and the keepalive around `proxy.h2_client`.
+
+Theory: usable from connection_made() on, since nothing in HTTP/2 makes a client wait; preface, SETTINGS and the first
+request leave in one write when the request is given in the same turn. While there is work, silence is answered with a
+PING: a slow model answers it, a dead path does not, and so the two are told apart within ten seconds.
+
+Owner: the pool (`proxy.io.outbound`) that dialled it. Nothing here is a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from proxy.h2_client import ClientConnection
+from proxy.h2_errors import Code, H2ConnectionError
+from proxy.h2_frames import goaway
+from proxy.h2_limits import H2Limits
+from proxy.io.rims import HIGH_WATER, LOW_WATER
+from proxy.messages import Leg
+
+PING_AFTER_S = 5.0
+DEAD_AFTER_S = 10.0
+LINGER_S = 2.0
+STREAM_WINDOW = 2 * 1024 * 1024
+"""What an answer may send ahead of a client that reads slower: 10 MB/s on a path of 200 ms."""
+_ALIVE_PING = b"headrace"
+
+
+def _nobody() -> None: ...
+
+
+class H2EdgeConnection(asyncio.Protocol):
+    """An EdgeConnection. `allows_websocket`: the edge said that it takes extended CONNECTs (RFC 8441)."""
+
+    version = "h2"
+
+    def __init__(self, *, max_header_bytes: int = 64 * 1024) -> None:
+        self.on_change: Callable[[], None] = _nobody
+        self.closed = False
+        limits = H2Limits(max_header_bytes=max_header_bytes, stream_window=STREAM_WINDOW)
+        self._h2 = ClientConnection(limits, self._wake, on_change=self._on_change)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._heard_at = self._loop.time()
+
+    # ------------------------------------------------------------------------------------------ an EdgeConnection
+
+    @property
+    def room(self) -> int:
+        return 0 if self._transport is None else self._h2.room
+
+    @property
+    def active(self) -> int:
+        return self._h2.active
+
+    @property
+    def allows_websocket(self) -> bool:
+        return self._h2.peer.enable_connect_protocol
+
+    def open(self) -> Leg:
+        """A leg. Its head() sends the request, or tells the receiver at once that it cannot be sent here."""
+        if self._timer is None:
+            # Silence counts from the moment there is work: an idle connection says nothing for hours.
+            self._heard_at = self._loop.time()
+            self._timer = self._loop.call_later(PING_AFTER_S, self._check_alive)
+        return self._h2.open()
+
+    def close(self) -> None:
+        if not self._h2.going_away:
+            self._h2.leave()
+        self._close_when_quiet()
+
+    # ------------------------------------------------------------------------------------------ the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(HIGH_WATER, LOW_WATER)
+        self._h2.start()
+
+    def data_received(self, data: bytes) -> None:
+        now = self._heard_at = self._loop.time()
+        self._h2.receive(data, now)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for timer in (self._timer, self._linger):
+            if timer is not None:
+                timer.cancel()
+        self._h2.lose("edge connection lost" if exc is None else f"edge connection lost: {type(exc).__name__}")
+        self._gone()
+
+    def pause_writing(self) -> None:
+        self._h2.sender.blocked = True
+
+    def resume_writing(self) -> None:
+        sender = self._h2.sender
+        sender.blocked = False
+        if sender.queued and not sender.awake:
+            sender.wake()
+
+    def _wake(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        taken = self._h2.sender.take()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if taken:
+            transport.write(taken)
+        if self._h2.failed is not None:
+            self._close_transport()
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _on_change(self) -> None:
+        if not self.closed:
+            self.on_change()
+            if self._h2.going_away and not self._h2.active:
+                self._loop.call_soon(self._close_when_quiet)
+
+    def _gone(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.on_change()
+
+    def _close_when_quiet(self) -> None:
+        if self._h2.active or self._transport is None:
+            return
+        if self._h2.failed is None:
+            self._h2.sender.control(goaway(0, Code.NO_ERROR))
+            self._flush()
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+            self._linger = self._loop.call_later(LINGER_S, self._transport.abort)
+        self._gone()
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def _check_alive(self) -> None:
+        self._timer = None
+        if not self._h2.active or self._h2.failed is not None:
+            return
+        silent_s = self._loop.time() - self._heard_at
+        if silent_s >= DEAD_AFTER_S:
+            self._h2.fail(H2ConnectionError(Code.NO_ERROR, f"edge silent for {silent_s:.0f} s, a ping included"))
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        if silent_s >= PING_AFTER_S:
+            self._h2.ping(_ALIVE_PING)
+        wait = PING_AFTER_S - silent_s if silent_s < PING_AFTER_S else DEAD_AFTER_S - silent_s
+        self._timer = self._loop.call_later(wait + 0.001, self._check_alive)
