@@ -91,7 +91,9 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool) -> A
     found = w.scan(wire)
     if not found.flags & w.QR or found.flags & w.TC:
         raise Malformed(f"flags {found.flags:#06x}: not a whole reply")
-    if not found.questions or wire[w.HEADER : found.question_end].lower() != question.section.lower():
+    asked = wire[w.HEADER : found.question_end]
+    # Only the name has letters: type 65 (HTTPS) is the byte of an "A", and lower-casing would make it type 97.
+    if asked[:-4].lower() != question.name or asked[-4:] != question.section[-4:]:
         raise Malformed("reply to another question")
     # What follows OPT goes: taking OPT out would move it, and additional records are a courtesy.
     records = found.records[: found.opt_index] if found.opt else found.records
@@ -182,6 +184,21 @@ def compose(
         ttl_at.append(len(out) + 4)
         out += _pack_fixed(rr.type, w.IN, rr.ttl_s, len(rr.rdata)) + rr.rdata
     return Answer(bytes(out), tuple(ttl_at), ttl_s, rcode)
+
+
+def denial_below(answer: Answer, question: Question) -> Answer:
+    """The denial of a name below the one that `answer` denies: its SOA under the new question (RFC 8020 2).
+
+    The records cannot be taken over as they lie: the question has another length, and pointers would lead astray.
+    """
+    wire = answer.wire
+    found = w.scan(wire)
+    record = next(r for r in found.records[found.answers :] if r.type == w.SOA)
+    mname, rname = w.name_at(wire, record.rdata_at), w.name_at(wire, w.skip_name(wire, record.rdata_at))
+    rdata_end = record.rdata_at + record.rdata_len
+    rdata = mname + rname + wire[rdata_end - 20 : rdata_end]
+    authority = Rr(w.name_at(wire, record.start), w.SOA, record.ttl_s, rdata)
+    return compose(question, w.NXDOMAIN, (), [authority], ttl_s=answer.ttl_s)
 
 
 def reply(

@@ -211,8 +211,21 @@ class Cache:
 
 
 def name_of(key: bytes) -> bytes:
-    """The name inside a key of `key_of`."""
-    at = 0
-    if key[0] < 0x80:
-        at = w.skip_name(key, 0)
-    return key[at + 3 : w.skip_name(key, at + 3)]
+    """The name inside a key."""
+    at = _flags_at(key) + 3
+    return key[at : w.skip_name(key, at)]
+
+
+def scope_of(key: bytes) -> bytes:
+    """The zone whose answer the key stands for; empty for the public ones."""
+    return key[: _flags_at(key)]
+
+
+def is_denial(key: bytes) -> bool:
+    """Whether the key stands for a name that does not exist, rather than for one type of it."""
+    at = _flags_at(key)
+    return key[at + 1 : at + 3] == _NO_TYPE
+
+
+def _flags_at(key: bytes) -> int:
+    return 0 if key[0] >= 0x80 else w.skip_name(key, 0)

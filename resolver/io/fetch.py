@@ -1,0 +1,163 @@
+"""Get one answer from upstream, whole and fit to be kept.
+
+Theory: an upstream set gives the first good message; what remains is what no upstream can know: our TTL bounds, the rest
+of a CNAME chain that stopped short, and the two judgements on content (private addresses from outside, blocked CNAME
+targets). Those are made here, before anything is stored, so that cache, stale answers and saved files never hold what
+was refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import dns.exception
+import dns.message
+
+from config.model import Zone
+from resolver import wire as w
+from resolver.answer import LONGEST_CHAIN, Answer, Bounds, take
+from resolver.blocklist import Blocklist
+from resolver.errors import Malformed, ResolverError, UpstreamsFailed
+from resolver.question import Question, opt_record
+from resolver.rebinding import private_address
+from resolver.zones import Zones
+
+BLOCKED, FILTERED, OTHER_ERROR = 15, 17, 0  # RFC 8914 4
+_MOST_ASKS = 4  # upstream questions for one chain: a recursive upstream needs one
+
+_USABLE = {w.NOERROR, w.NXDOMAIN, 6}  # 6: YXDOMAIN, a DNAME that made the name too long (RFC 6672 2.2)
+
+
+class ContentRefused(ResolverError):
+    """An answer that came and may not be given: a private address from outside, or a blocked CNAME target."""
+
+    def __init__(self, rcode: int, ede: int, text: str) -> None:
+        self.rcode = rcode
+        self.ede = ede
+        super().__init__(text)
+
+
+class UpstreamReply(Protocol):
+    @property
+    def wire(self) -> bytes: ...
+    @property
+    def upstream(self) -> str: ...
+    @property
+    def encrypted(self) -> bool: ...
+
+
+class Upstreams(Protocol):
+    """What is needed of an upstream set. `deadline` is in seconds of the resolver's clock."""
+
+    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> UpstreamReply: ...
+
+
+class Fetched(NamedTuple):
+    answer: Answer
+    upstream: str
+
+
+@dataclass(slots=True)
+class Fetcher:
+    """The way upstream for one configuration; a reload makes a new one."""
+
+    upstreams: Upstreams
+    zones: Zones
+    bounds: Bounds
+    rebind_protection: bool
+    blocklist: Blocklist
+
+    async def fetch(self, question: Question, zone: Zone | None, deadline: float) -> Fetched:
+        """Raises UpstreamsFailed, or ContentRefused; never returns an answer with an unfinished chain."""
+        fetched = await self._ask(question, zone, deadline)
+        asks = 1
+        while fetched.answer.unfinished and asks < _MOST_ASKS:
+            fetched = await self._continue(fetched, question, deadline)
+            asks += 1
+        if fetched.answer.unfinished:
+            raise UpstreamsFailed(((fetched.upstream, f"CNAME chain without an end after {asks} questions"),), ede=0)
+        self._judge(fetched.answer, zone)
+        return fetched
+
+    async def finish(self, begun: Answer, question: Question, deadline: float) -> Fetched:
+        """A local CNAME that leads outside: what its target says, under the name asked."""
+        fetched = await self._continue(Fetched(begun, "local"), question, deadline)
+        if fetched.answer.unfinished:
+            raise UpstreamsFailed(((fetched.upstream, "CNAME chain without an end"),), ede=0)
+        return fetched
+
+    async def _ask(self, question: Question, zone: Zone | None, deadline: float) -> Fetched:
+        reply = await self.upstreams.ask(query_for(question), zone=zone, deadline=deadline)
+        try:
+            answer = take(reply.wire, question, self.bounds, trusted=reply.encrypted)
+        except Malformed as exc:
+            raise UpstreamsFailed(((reply.upstream, str(exc)),), ede=OTHER_ERROR) from exc
+        if answer.rcode not in _USABLE:
+            raise UpstreamsFailed(((reply.upstream, f"rcode {answer.rcode}"),), ede=23)
+        return Fetched(answer, reply.upstream)
+
+    async def _continue(self, begun: Fetched, question: Question, deadline: float) -> Fetched:
+        target = begun.answer.unfinished
+        further = question_for(target, question.type, do=question.do, cd=question.cd)
+        if self.zones.stays(further) is not None:
+            raise ContentRefused(w.NXDOMAIN, BLOCKED, f"CNAME to {w.name_to_text(target)}, which never leaves")
+        _, zone = self.zones.zone_of(target)
+        rest = await self._ask(further, zone, deadline)
+        self._judge(rest.answer, zone)
+        joined = _join(begun.answer, rest.answer)
+        try:
+            answer = take(
+                joined, question, self.bounds, trusted=begun.answer.authenticated and rest.answer.authenticated
+            )
+        except Malformed as exc:
+            raise UpstreamsFailed(((rest.upstream, str(exc)),), ede=OTHER_ERROR) from exc
+        return Fetched(answer, rest.upstream)
+
+    def _judge(self, answer: Answer, zone: Zone | None) -> None:
+        """Raises ContentRefused. A zone is the user's own network: its private addresses are what it is for."""
+        if self.rebind_protection and zone is None:
+            address = private_address(answer.wire)
+            if address:
+                raise ContentRefused(w.REFUSED, FILTERED, f"private address {address} from outside (DNS rebinding)")
+        if len(self.blocklist):
+            blocked = blocked_target(answer, self.blocklist)
+            if blocked:
+                raise ContentRefused(w.NXDOMAIN, BLOCKED, f"CNAME to the blocked name {w.name_to_text(blocked)}")
+
+
+def blocked_target(answer: Answer, blocklist: Blocklist) -> bytes:
+    """The first CNAME target of the answer that is blocked; empty when there is none."""
+    found = w.scan(answer.wire)
+    targets = (w.name_at(answer.wire, r.rdata_at) for r in found.records[: found.answers] if r.type == w.CNAME)
+    return next((target for target in targets if blocklist.blocks(target)), b"")
+
+
+def question_for(name: bytes, rdtype: int, *, do: bool = False, cd: bool = False) -> Question:
+    """A question of our own, with EDNS so that reasons come back."""
+    section = name + struct.pack("!HH", rdtype, w.IN)
+    return Question(0, w.RD | w.AD | (w.CD if cd else 0), name, rdtype, section, edns=True, size=1232, do=do)
+
+
+def query_for(question: Question) -> bytes:
+    """What is asked upstream. AD is always asked for (RFC 6840 5.7): those who share the answer may want the bit."""
+    options = w.option(w.ECS, question.ecs) if question.ecs else b""
+    flags = w.RD | w.AD | question.flags & w.CD
+    section = question.name + question.section[-4:]
+    return struct.pack("!HHHHHH", 0, flags, 1, 0, 0, 1) + section + opt_record(question, options=options)
+
+
+def _join(begun: Answer, rest: Answer) -> bytes:
+    """One message of both answers. Rare, so dnspython may expand the names that were compressed against another question."""
+    try:
+        first = dns.message.from_wire(begun.wire, one_rr_per_rrset=True)
+        second = dns.message.from_wire(rest.wire, one_rr_per_rrset=True)
+    except dns.exception.DNSException as exc:
+        raise UpstreamsFailed((("upstream", f"records of a chain: {exc}"),), ede=OTHER_ERROR) from exc
+    if len(first.answer) + len(second.answer) > 4 * LONGEST_CHAIN:
+        raise UpstreamsFailed((("upstream", f"chain of {len(first.answer)} and more records"),), ede=OTHER_ERROR)
+    first.answer.extend(second.answer)
+    first.authority = second.authority
+    first.set_rcode(second.rcode())
+    return first.to_wire()
