@@ -170,10 +170,10 @@ class H1ServerConnection(asyncio.Protocol):
         except HeadError as problem:
             self._refuse(problem)
             return
-        self._buffer, self._searched = b"", 0
-        self._begin(head, framing, rest)
+        self._buffer, self._searched = rest, 0
+        self._begin(head, framing)
 
-    def _begin(self, head: RequestHead, framing: Framing, rest: bytes) -> None:
+    def _begin(self, head: RequestHead, framing: Framing) -> None:
         self._served += 1
         self._deadline = float("inf")
         leg = self._leg = H1ClientLeg(self, framing, head.method)
@@ -181,15 +181,14 @@ class H1ServerConnection(asyncio.Protocol):
         self._request_whole = self._reader.done
         self._phase = Phase.ANSWER if self._request_whole else Phase.BODY
         self.service.on_request(leg, head, self.origin)
-        if self._leg is not leg:  # refused or aborted inside the call
+        if self._leg is not leg:  # answered or aborted inside the call
             return
-        if self._request_whole:
-            if rest:
-                self._keep_for_later(rest)
-            if self._phase is Phase.ANSWER:
-                leg.receiver.on_end()
-        elif rest:
+        if not self._request_whole:
+            rest, self._buffer = self._buffer, b""
             self._on_body(rest, 0)
+        elif self._phase is Phase.ANSWER:
+            self._keep_for_later(b"")
+            leg.receiver.on_end()
 
     def _on_body(self, chunk: bytes, start: int) -> None:
         leg, reader = self._leg, self._reader

@@ -1,0 +1,77 @@
+"""What changes between two hops, and that nothing else does."""
+
+from __future__ import annotations
+
+from proxy.headers import is_loop, is_trusted, networks, request_fields, response_fields
+from proxy.messages import Fields, RequestHead, ResponseHead
+
+SPOOFED: Fields = [
+    (b"X-Forwarded-For", b"6.6.6.6"),
+    (b"x-forwarded-host", b"evil.test"),
+    (b"X-Forwarded-Proto", b"gopher"),
+    (b"Forwarded", b"for=6.6.6.6"),
+    (b"X-Real-IP", b"6.6.6.6"),
+    (b"Via", b"1.1 evil.test"),
+]
+
+
+def sent(fields: Fields, *, trusted: bool = False, edge: dict[bytes, bytes] | None = None) -> Fields:
+    head = RequestHead(b"GET", b"/", b"http", b"localhost:8080", fields)
+    return request_fields(head, peer="127.0.0.1", trusted=trusted, version="h1", edge_headers=edge or {})
+
+
+def test_what_an_untrusted_peer_claims_is_replaced() -> None:
+    fields = sent([(b"A", b"1"), *SPOOFED])
+    assert not [f for f in fields if b"6.6.6.6" in f[1] or b"evil" in f[1] or b"gopher" in f[1]]
+    assert fields[0] == (b"A", b"1")
+    assert dict(fields)[b"x-forwarded-for"] == b"127.0.0.1"
+
+
+def test_a_trusted_peer_is_believed_and_added() -> None:
+    fields = dict(sent(SPOOFED, trusted=True))
+    assert fields[b"X-Forwarded-For"] == b"6.6.6.6, 127.0.0.1"
+    assert fields[b"x-forwarded-host"] == b"evil.test"
+
+
+def test_the_edges_own_fields_replace_the_clients() -> None:
+    fields = sent([(b"Authorization", b"mine"), (b"X", b"1")], edge={b"authorization": b"edge"})
+    assert [v for n, v in fields if n.lower() == b"authorization"] == [b"edge"]
+
+
+def test_credentials_for_a_proxy_go_no_further() -> None:
+    assert b"Proxy-Authorization" not in dict(sent([(b"Proxy-Authorization", b"Basic x")]))
+
+
+def test_order_repeats_and_bytes_of_other_fields_stay() -> None:
+    given = [(b"B", b"\xe9"), (b"a", b"1"), (b"B", b""), (b"cookie", b"x=1")]
+    assert sent(given)[:4] == given
+
+
+def test_too_many_passes_are_a_loop() -> None:
+    assert not is_loop([(b"via", b"1.1 headrace, 2.0 headrace")])
+    assert is_loop([(b"via", b", ".join([b"1.1 headrace"] * 8))])
+
+
+def test_alt_svc_and_loopback_hsts_stay_here_and_timing_is_added() -> None:
+    head = ResponseHead(
+        200, [(b"Alt-Svc", b'h3=":443"'), (b"Strict-Transport-Security", b"max-age=1"), (b"Server-Timing", b"x")]
+    )
+    fields = response_fields(head, server_timing=b"ours", loopback=True)
+    assert fields == [(b"Server-Timing", b"x"), (b"server-timing", b"ours")]
+    assert b"Strict-Transport-Security" in dict(response_fields(head, server_timing=b"", loopback=False))
+
+
+def test_only_listed_networks_are_trusted() -> None:
+    listed = networks(("10.0.0.0/8", "::1"))
+    assert is_trusted("10.1.2.3", listed)
+    assert is_trusted("::1", listed)
+    assert not is_trusted("127.0.0.1", listed)
+    assert not is_trusted("", listed)
+    assert not is_trusted("10.1.2.3", ())
+
+
+def test_what_we_add_to_a_message_is_below_512_bytes() -> None:
+    added = sum(len(n) + len(v) + 4 for n, v in sent([]))
+    timing = response_fields(ResponseHead(200, []), server_timing=b"x" * 250, loopback=True)
+    assert added < 512
+    assert sum(len(n) + len(v) + 4 for n, v in timing) < 512
