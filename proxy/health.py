@@ -147,6 +147,8 @@ class EdgeHealth:
         self.state = State.HEALTHY
         self.reason = ""
         self.since = now
+        self.failures = 0
+        """Outcomes that counted against it, ever."""
         self._down = ""  # why probes say down; "" for up
         self._probe_streak = 0  # good ones while down, failed ones while up
         self._probe_note = ""
@@ -244,6 +246,7 @@ class EdgeHealth:
                 return
             self._lost_at = now
             self._lost += 1
+        self.failures += 1
         self._failed += 1
         enough = self._on_trial or self._lost >= LOST_IN_A_ROW or self._failed >= FAILED_IN_A_ROW
         if enough and may_eject and not self._ejected_for:

@@ -1,0 +1,487 @@
+"""Open one connection to an edge: find its addresses, race them, speak TLS, choose the version.
+
+Theory: a dial is one task and no more, whatever it races. Addresses are raced on raw non-blocking sockets with writer
+callbacks (RFC 8305: the next one starts after 250 ms, or at once when one failed), so that the time of the TCP handshake
+and that of TLS are known apart. QUIC, where it is expected, gets a head start before TCP begins; the loser of that race
+is left to end by itself, because both what it proves and the connection are worth having.
+
+      resolve ─► QUIC expected? ── no ──► race addresses ─► TLS ─► h1 or h2 by ALPN
+                      └─ yes ─► QUIC, 200 ms later TCP beside it; first one wins, the other is adopted late
+
+Who may cancel: `EdgeConnections` owns the task of each dial and cancels it when it closes. Its timeout covers all of
+it. A loser that ends late is owned by `Dialler` (`strays`) and cancelled by `Dialler.close`.
+
+Rules for editing: 1. every failure names the place and what was seen there; 2. certificates are always verified;
+3. an address is dialled as a literal: no call here may ask the system's resolver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from errno import EINPROGRESS
+from ipaddress import ip_address
+from typing import Any, Protocol, cast
+
+from config.model import Edge
+from proxy.io.rims import DialMarks, EdgeConnection
+from proxy.messages import Abort, Cause, Party, Stage
+from proxy.reach import Reach
+from resolver.endpoints import Endpoints
+from resolver.errors import ResolverError
+from resolver.io.tls_client import ResumingContext, client_context, was_resumed
+
+STEP_S = 0.250  # RFC 8305 8, "Connection Attempt Delay"
+QUIC_HEAD_START_S = 0.200  # with the 250 ms step still below the 300 ms that a black hole may cost
+QUIC_TIMEOUT_S = 3.0
+FIXED_TTL_S = 86_400.0  # of an address that the configuration names
+
+
+class Resolves(Protocol):
+    """What a dial asks of the resolver. Raises `resolver.errors.ResolverError`."""
+
+    async def endpoints(self, host: str, port: int) -> Endpoints: ...
+
+
+def _h1() -> asyncio.Protocol:
+    from proxy.io.outbound_h1 import H1EdgeConnection
+
+    return H1EdgeConnection()
+
+
+def _h2() -> asyncio.Protocol:
+    from proxy.io.outbound_h2 import H2EdgeConnection
+
+    connection: asyncio.Protocol = H2EdgeConnection()
+    return connection
+
+
+class QuicDialler:
+    """Dials QUIC to one edge and keeps its tickets. The library is imported at the first dial: it costs 100 ms."""
+
+    def __init__(self) -> None:
+        self._sessions: Any = None
+
+    async def __call__(self, address: str, port: int, edge: Edge, timeout_s: float) -> EdgeConnection:
+        from proxy.io.outbound_quic import QuicSessions, dial_quic
+
+        if self._sessions is None:
+            self._sessions = QuicSessions()
+        return await dial_quic(
+            address,
+            port,
+            server_name=edge.tls_name,
+            ca_file=edge.ca_file,
+            timeout_s=timeout_s,
+            sessions=self._sessions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rims:
+    """Who speaks which version. Loaded when first needed."""
+
+    h1: Callable[[], asyncio.Protocol] = _h1
+    h2: Callable[[], asyncio.Protocol] = _h2
+    quic: Callable[[str, int, Edge, float], Awaitable[EdgeConnection]] = field(default_factory=QuicDialler)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A TCP connection, and how long its own handshake took (not what the race had waited before it)."""
+
+    sock: socket.socket
+    address: str
+    took_s: float
+
+
+@dataclass(slots=True)
+class Dialled:
+    """A connection that is ready for its first exchange. `transport` is None for QUIC."""
+
+    connection: EdgeConnection
+    transport: asyncio.Transport | None
+    marks: DialMarks
+
+
+class DialError(OSError):
+    """A dial failed; `abort` says it all."""
+
+    def __init__(self, abort: Abort) -> None:
+        super().__init__(abort.detail)
+        self.abort = abort
+
+
+def failed_dial(exc: BaseException, place: str) -> Abort:
+    """What a failure while dialling means, in the words of an exchange that never began."""
+    cause, said = _reading(exc)
+    return Abort(Party.EDGE, Stage.CONNECT, cause, f"{place}: {said}" if place else said, unprocessed=True)
+
+
+def _reading(exc: BaseException) -> tuple[Cause, str]:
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return Cause.BROKEN, f"certificate verify failed: {exc.verify_message.rstrip('.').lower()}"
+    if isinstance(exc, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return Cause.LOST, "closed during the handshake"
+    if isinstance(exc, ssl.SSLError):
+        return Cause.BROKEN, (exc.reason or str(exc)).replace("_", " ").lower()
+    if isinstance(exc, TimeoutError):
+        return Cause.TIMED_OUT, "no answer in time"
+    if isinstance(exc, OSError) and exc.errno:
+        return Cause.LOST, os.strerror(exc.errno).lower()
+    return Cause.LOST, str(exc) or "closed during the handshake"
+
+
+async def connect_first(addresses: Sequence[str], port: int, *, step_s: float = STEP_S) -> Connected:
+    """The first TCP connection of a staggered race (RFC 8305 5). Losers are closed: a SYN proves nothing.
+
+    Raises DialError naming each address and what was seen there; asyncio.CancelledError closes all of it.
+    """
+    race = _Race(addresses, port, step_s)
+    try:
+        return await race.won
+    finally:
+        race.stop()
+
+
+class _Race:
+    """Attempts in order, one more each `step_s`. `won` gets the first that connects, or DialError after the last."""
+
+    def __init__(self, addresses: Sequence[str], port: int, step_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.won: asyncio.Future[Connected] = self._loop.create_future()
+        self._port, self._step_s = port, step_s
+        self._to_try = deque(addresses)
+        self._open: dict[socket.socket, tuple[str, float]] = {}
+        self._causes: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._next()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for sock in list(self._open):
+            self._leave(sock).close()
+
+    def _next(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._to_try and not self._start(self._to_try.popleft()):
+            pass
+        if self._to_try:
+            self._timer = self._loop.call_later(self._step_s, self._next)
+        elif not self._open and not self.won.done():
+            said = "; ".join(self._causes) or "no address to connect to"
+            self.won.set_exception(
+                DialError(Abort(Party.EDGE, Stage.CONNECT, Cause.LOST, said, unprocessed=True)),
+            )
+
+    def _start(self, address: str) -> bool:
+        sock: socket.socket | None = None
+        try:
+            # A name here would make connect() ask the system's resolver, and block the loop for it.
+            family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            _keep_alive(sock)
+            code = sock.connect_ex((address, self._port))
+        except (OSError, ValueError) as exc:
+            code = getattr(exc, "errno", None) or 0
+            self._failed(address, os.strerror(code).lower() if code else str(exc))
+            if sock is not None:
+                sock.close()
+            return False
+        if code not in (0, EINPROGRESS):
+            sock.close()
+            self._failed(address, os.strerror(code).lower())
+            return False
+        self._open[sock] = (address, self._loop.time())
+        self._loop.add_writer(sock, self._ready, sock)
+        return True
+
+    def _ready(self, sock: socket.socket) -> None:
+        address, started = self._open[sock]
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self._leave(sock)
+        if code:
+            sock.close()
+            self._failed(address, os.strerror(code).lower())
+            self._next()
+        elif self.won.done():
+            sock.close()
+        else:
+            self.won.set_result(Connected(sock, address, self._loop.time() - started))
+
+    def _leave(self, sock: socket.socket) -> socket.socket:
+        del self._open[sock]
+        self._loop.remove_writer(sock)
+        return sock
+
+    def _failed(self, address: str, said: str) -> None:
+        self._causes.append(f"connect {_place(address, self._port)}: {said}")
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Tell a dead path within 30 s, idle or with bytes unacknowledged, from an edge that only thinks (TCP level)."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class _Negotiating(asyncio.Protocol):
+    """Stands in until ALPN is known, then hands the transport to the rim that it names, before any byte arrives."""
+
+    def __init__(self, choose: Callable[[str | None], asyncio.Protocol | None]) -> None:
+        self._choose = choose
+        self.alpn: str | None = None
+        self.connection: asyncio.Protocol | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tls = transport.get_extra_info("ssl_object")
+        self.alpn = tls.selected_alpn_protocol() if tls is not None else None
+        self.connection = self._choose(self.alpn)
+        if self.connection is None:
+            cast(asyncio.Transport, transport).abort()
+            return
+        transport.set_protocol(self.connection)
+        self.connection.connection_made(transport)
+
+
+class Dialler:
+    """Dials one edge. Keeps its TLS contexts, and with them the sessions to resume."""
+
+    def __init__(
+        self,
+        edge: Edge,
+        *,
+        resolver: Resolves,
+        reach: Reach,
+        clock: Callable[[], float],
+        rims: Rims | None = None,
+        race_quic: bool = True,
+    ) -> None:
+        self.edge = edge
+        self._race_quic = race_quic
+        self._resolver, self._reach, self._clock = resolver, reach, clock
+        self._rims = rims or Rims()
+        self._contexts: dict[bool, ResumingContext] = {}
+        self.strays: set[asyncio.Task[Dialled]] = (
+            set()
+        )  # races lost, not yet over; at most one QUIC and one TCP each dial
+        self.on_stray: Callable[[Dialled], None] = _close_stray
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no look-up is needed: addresses are configured, or the host is one."""
+        return bool(self.edge.addresses) or _is_literal(self.edge.host)
+
+    async def endpoints(self) -> Endpoints:
+        """Where to dial now. Raises DialError."""
+        edge = self.edge
+        if self.is_fixed:
+            return Endpoints(edge.addresses or (edge.host,), edge.port, (), FIXED_TTL_S)
+        try:
+            return await self._resolver.endpoints(edge.host, edge.port)
+        except (ResolverError, OSError) as exc:
+            raise DialError(failed_dial(exc, f"resolve {edge.host}")) from exc
+
+    async def dial(self, timeout_s: float, *, h1_only: bool = False) -> Dialled:
+        """A connection, ready to open legs on. Raises DialError; `timeout_s` covers all of it."""
+        edge, place = self.edge, [f"resolve {self.edge.host}"]
+        try:
+            async with asyncio.timeout(timeout_s):
+                started = self._clock()
+                found = await self.endpoints()
+                resolve_s = 0.0 if self.is_fixed else self._clock() - started
+                dialled = await self._dial_found(found, place, timeout_s, h1_only)
+        except TimeoutError as exc:
+            said = f"{place[0]}: no answer in {timeout_s:g} s"
+            raise DialError(Abort(Party.EDGE, Stage.CONNECT, Cause.TIMED_OUT, said, unprocessed=True)) from exc
+        except DialError:
+            raise
+        except (OSError, ValueError) as exc:
+            raise DialError(failed_dial(exc, place[0])) from exc
+        dialled.marks.resolve_s = resolve_s
+        if dialled.connection.closed:
+            raise DialError(failed_dial(ConnectionError(f"{edge.host} closed the connection at once"), place[0]))
+        return dialled
+
+    def close(self) -> None:
+        for stray in self.strays:
+            stray.cancel()
+
+    async def _dial_found(self, found: Endpoints, place: list[str], timeout_s: float, h1_only: bool) -> Dialled:
+        edge = self.edge
+        h3_only = edge.scheme == "h3" or edge.protocol == "h3"
+        if h3_only and not h1_only:
+            return await self._quic(found, found.port, place, QUIC_TIMEOUT_S)
+        port = None if h1_only else self._quic_port(found)
+        if port is None:
+            return await self._tcp(found, place, h1_only)
+        return await self._race(found, port, place, timeout_s)
+
+    def _quic_port(self, found: Endpoints) -> int | None:
+        """The UDP port when QUIC is worth a try now: promised, not blocked, not being tried already."""
+        edge, now = self.edge, self._clock()
+        if edge.protocol != "auto" or edge.scheme != "https" or self.strays or not self._race_quic:
+            return None
+        promised = found.port if "h3" in found.alpn else self._reach.h3_port(edge.host, edge.port, now)
+        if promised is None or self._reach.quic_blocked(edge.host, edge.port, now):
+            return None
+        return promised
+
+    async def _race(self, found: Endpoints, port: int, place: list[str], timeout_s: float) -> Dialled:
+        """QUIC with a head start against TCP. The loser becomes a stray: adopted when it connects after all."""
+        edge, quic_place = self.edge, [""]
+        quic = asyncio.create_task(self._quic(found, port, quic_place, QUIC_TIMEOUT_S))
+        tcp: asyncio.Task[Dialled] | None = None
+        try:
+            head_start_s = 0.0 if self._reach.quic_suspect(edge.host, edge.port) else QUIC_HEAD_START_S
+            await asyncio.wait({quic}, timeout=head_start_s)
+            if quic.done() and quic.exception() is None:
+                self._reach.quic_worked(edge.host, edge.port)
+                return quic.result()
+            # A timeout of its own: as a stray it outlives the dial and its timeout.
+            tcp = asyncio.create_task(asyncio.wait_for(self._tcp(found, place, h1_only=False), timeout_s))
+            running = {task for task in (quic, tcp) if not task.done()}
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task.exception() is None:
+                        return task.result()
+            return tcp.result()  # both failed: TCP's reason is the one that a person can act on
+        except asyncio.CancelledError:
+            for task in filter(None, (quic, tcp)):
+                task.cancel()
+            raise
+        finally:
+            self._settle_race(quic, tcp)
+
+    def _settle_race(self, quic: asyncio.Task[Dialled], tcp: asyncio.Task[Dialled] | None) -> None:
+        # Without a TCP that works it is the edge or the network that failed, and QUIC is not to blame.
+        if tcp is None or (tcp.done() and not tcp.cancelled() and tcp.exception() is None):
+            quic.add_done_callback(self._judge_quic)
+        for task in (quic, tcp):
+            if task is not None and not task.done():
+                self.strays.add(task)
+                task.add_done_callback(self._stray_ended)
+            elif task is not None and not task.cancelled():
+                task.exception()  # seen: a race has two failures and tells one
+
+    def _judge_quic(self, quic: asyncio.Task[Dialled]) -> None:
+        if quic.cancelled():
+            return
+        edge = self.edge
+        if quic.exception() is None:
+            self._reach.quic_worked(edge.host, edge.port)
+        else:
+            self._reach.quic_failed(edge.host, edge.port, self._clock())
+
+    def _stray_ended(self, stray: asyncio.Task[Dialled]) -> None:
+        self.strays.discard(stray)
+        if not stray.cancelled() and stray.exception() is None:
+            self.on_stray(stray.result())
+
+    async def _quic(self, found: Endpoints, port: int, place: list[str], timeout_s: float) -> Dialled:
+        """QUIC has no SYN of its own to time: its handshake is the connect and the TLS in one, counted as TLS."""
+        address = self._reach.order(self.edge.host, found.addresses, self._clock())[0]
+        place[0] = f"quic {_place(address, port)}"
+        started = self._clock()
+        try:
+            connection = await self._rims.quic(address, port, self.edge, timeout_s)
+        except (OSError, ValueError) as exc:
+            raise DialError(failed_dial(exc, place[0])) from exc
+        resumed = bool(getattr(connection, "resumed", False))
+        marks = DialMarks("h3", address, resumed=resumed, tls_s=self._clock() - started)
+        return Dialled(connection, None, marks)
+
+    async def _tcp(self, found: Endpoints, place: list[str], h1_only: bool) -> Dialled:
+        edge = self.edge
+        left = self._reach.order(edge.host, found.addresses, self._clock())
+        while True:
+            place[0] = "connect " + ", ".join(_place(address, found.port) for address in left[:4])
+            connected = await connect_first(left, found.port)
+            self._reach.connected(edge.host, connected.address, left[0], self._clock())
+            place[0] = f"{'tls' if edge.is_tls else 'connect'} {_place(connected.address, found.port)}"
+            try:
+                return await self._secure(connected, place[0], h1_only)
+            except ssl.SSLError as exc:
+                # A certificate or a protocol is wrong on all addresses of a host alike; a lost handshake is one machine's.
+                if not isinstance(exc, ssl.SSLEOFError) or len(left) == 1:
+                    raise
+            except ConnectionError:
+                if len(left) == 1:
+                    raise
+            left.remove(connected.address)
+
+    async def _secure(self, connected: Connected, place: str, h1_only: bool) -> Dialled:
+        """TLS (or none) on a connected socket, and the rim that ALPN names."""
+        loop, edge = asyncio.get_running_loop(), self.edge
+        negotiating = _Negotiating(lambda alpn: self._rim(alpn, h1_only))
+        started = self._clock()
+        try:
+            context = self._context(h1_only) if edge.is_tls else None
+        except (OSError, ValueError) as exc:
+            connected.sock.close()
+            raise DialError(failed_dial(exc, f"tls files of edge {edge.id}")) from exc
+        transport, _ = await loop.create_connection(
+            lambda: negotiating,
+            sock=connected.sock,
+            ssl=context,
+            server_hostname=edge.tls_name if context is not None else None,
+        )
+        if negotiating.connection is None:
+            raise DialError(failed_dial(ValueError(f"alpn gave {negotiating.alpn or 'nothing'}, not h2"), place))
+        connection = cast(EdgeConnection, negotiating.connection)
+        marks = DialMarks(
+            connection.version,
+            connected.address,
+            resumed=was_resumed(transport),
+            connect_s=connected.took_s,
+            tls_s=self._clock() - started if context is not None else 0.0,
+        )
+        return Dialled(connection, transport, marks)
+
+    def _rim(self, alpn: str | None, h1_only: bool) -> asyncio.Protocol | None:
+        edge = self.edge
+        if alpn == "h2" or (edge.protocol == "h2" and not edge.is_tls and not h1_only):
+            return self._rims.h2()
+        if edge.protocol == "h2" and not h1_only:
+            return None
+        return self._rims.h1()
+
+    def _context(self, h1_only: bool) -> ssl.SSLContext:
+        context = self._contexts.get(h1_only)
+        if context is None:
+            edge = self.edge
+            context = client_context(edge.ca_file, ["http/1.1"] if h1_only else ALPN[edge.protocol])
+            if edge.client_cert:
+                context.load_cert_chain(edge.client_cert)
+            self._contexts[h1_only] = context
+        return context
+
+
+ALPN = {"auto": ["h2", "http/1.1"], "h1": ["http/1.1"], "h2": ["h2"], "h3": ["h2", "http/1.1"]}
+
+
+def _close_stray(dialled: Dialled) -> None:
+    dialled.connection.close()
+
+
+def _is_literal(host: str) -> bool:
+    with suppress(ValueError):
+        ip_address(host)
+        return True
+    return False

@@ -1,0 +1,457 @@
+"""Hold the connections to one edge: hand out a warm one at once, else dial, and close idle ones before the edge does.
+
+Theory: an opening is served by the first of these that can: a shared (h2, h3) connection with room; the h1 connection
+that became idle last (LIFO: a few stay warm, the others grow old and leave); a connection whose exchange ends while the
+opening waits; a new one. A warm one costs a `list.pop()`: no task, no future, no timer.
+
+      open ──► room on a warm one ──► on_open, inside open()
+        └────► a line, first in first out ◄── served by whatever gets room first
+                  └─ dials: one for each that waits while the edge speaks h1, a single one while it shares or is not known
+
+Whether an edge shares is learnt from its last connection. Before the first, one dial goes ahead: a hundred requests at
+start must not be a hundred handshakes to an edge that speaks h2.
+
+Who may cancel: the dial tasks and the look-up task are owned here, `close()` cancels them, nobody else does.
+`cancel(opening)` only leaves the line: its dial completes into the pool.
+
+Bounds: MAX_WAITING in a line, MAX_DIALS at a time, MAX_IDLE idle ones; whoever waits leaves the line by `connect_s`.
+What is in use is bounded by whoever opens (the edge's limiter).
+
+Rules for editing: 1. a connection without `room` is never handed out; 2. a callback may re-enter `open`: state is
+complete before each call out; 3. an opening hears exactly one of on_open and on_open_failed, or nothing after cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from config.model import Edge
+from proxy.io.dial import DialError, Dialled, Dialler, Resolves, Rims
+from proxy.io.rims import DialMarks, EdgeConnection, Opening
+from proxy.messages import Abort, Cause, Party, Stage
+from proxy.reach import Reach
+from resolver.io.tls_client import remember
+
+MAX_WAITING = 1024
+MAX_DIALS = 64
+MAX_IDLE = 64
+IDLE_S = (
+    55.0  # servers close at 60 s (nginx 75, envoy 3600, the big providers 60 to 400): before them, or a POST is lost
+)
+HINT_MARGIN_S = 2.0  # taken off a server's Keep-Alive: timeout
+WARM_PAUSE_S = 15.0  # between dials that only keep warm: an edge that closes idle ones at once is not dialled all day
+LOOK_UP_MIN_S = 5.0
+LOOK_UP_IDLE_S = 30.0
+
+
+class _Held:
+    """A connection and what the pool knows of it."""
+
+    __slots__ = ("connection", "dialled", "idle_since", "marks", "remembered", "used")
+
+    def __init__(self, dialled: Dialled) -> None:
+        self.connection: EdgeConnection = dialled.connection
+        self.dialled = dialled
+        self.marks = replace(dialled.marks, reused=True, resolve_s=0.0, connect_s=0.0, tls_s=0.0)
+        self.idle_since: float | None = None
+        self.used = False
+        self.remembered = False
+
+    @property
+    def is_shared(self) -> bool:
+        return self.connection.version != "h1"
+
+    def remember(self) -> None:
+        """Keep its TLS session. Tickets come after the handshake, so not before an answer, or before it is closed."""
+        if self.dialled.transport is not None:
+            remember(self.dialled.transport)
+
+    def idle_limit_s(self) -> float:
+        hint_s: float = getattr(self.connection, "idle_hint_s", 0.0) or 0.0
+        return min(IDLE_S, max(hint_s - HINT_MARGIN_S, hint_s / 2)) if hint_s else IDLE_S
+
+
+@dataclass(slots=True)
+class _Waiting:
+    opening: Opening
+    fresh: bool
+    since: float
+    deadline: float  # of the loop's clock
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """For people and tests."""
+
+    idle: int
+    shared: int
+    busy: int
+    dialling: int
+    waiting: int
+
+
+class EdgeConnections:
+    """The connections to one edge. `on_leg(marks)` is called for each leg given out, before its opening hears of it."""
+
+    def __init__(
+        self,
+        edge: Edge,
+        *,
+        resolver: Resolves,
+        reach: Reach,
+        clock: Callable[[], float],
+        connect_s: float = 5.0,
+        rims: Rims | None = None,
+        on_leg: Callable[[DialMarks], None] | None = None,
+    ) -> None:
+        self.edge = edge
+        self.connect_s = connect_s
+        self.keep_warm = 0
+        self.version = "h1" if edge.protocol == "h1" or (edge.scheme == "http" and edge.protocol != "h2") else ""
+        """What the last connection spoke; "" before the first one of an edge that may speak several."""
+        self._clock = clock
+        self._on_leg = on_leg
+        self._dialler = Dialler(edge, resolver=resolver, reach=reach, clock=clock, rims=rims)
+        self._dialler.on_stray = self._adopt
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[_Held] = []  # h1, the one idle for the longest first
+        self._shared: list[_Held] = []  # h2 and h3, newest last
+        self._busy: set[_Held] = set()  # h1 with an exchange
+        self._lines: tuple[dict[int, _Waiting], dict[int, _Waiting]] = ({}, {})  # any version; h1 for a tunnel
+        self._dials: dict[asyncio.Task[None], bool] = {}  # -> for a tunnel
+        self._retired = False
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._line_timer: asyncio.TimerHandle | None = None
+        self._warm_timer: asyncio.TimerHandle | None = None
+        self._warm_not_before = 0.0
+        self._look_up_timer: asyncio.TimerHandle | None = None
+        self._look_up: asyncio.Task[None] | None = None
+        self._addresses: frozenset[str] = frozenset()
+        self._legs_at_look_up = self.legs = 0
+
+    # ---------------------------------------------------------------- for the relay
+
+    def open(self, opening: Opening, *, fresh: bool = False, tunnel: bool = False) -> None:
+        """Give `opening` a leg: inside this call when a warm connection has room, later otherwise.
+
+        `fresh`: only on a connection dialled from now on. `tunnel`: only over h1.
+        """
+        held = None if fresh else self._warm(tunnel)
+        if held is not None:
+            self._give(held, opening, self._marks(held, None))
+        elif self._retired:
+            opening.on_open_failed(_refusal(f"edge {self.edge.id} was removed"))
+        elif len(self._lines[0]) + len(self._lines[1]) >= MAX_WAITING:
+            opening.on_open_failed(_refusal(f"{MAX_WAITING} requests wait for a connection to edge {self.edge.id}"))
+        else:
+            now = self._loop.time()
+            self._lines[tunnel][id(opening)] = _Waiting(opening, fresh, self._clock(), now + self.connect_s + 0.1)
+            self._watch_lines()
+            self._dial_for_lines()
+
+    def cancel(self, opening: Opening) -> None:
+        """`opening` does not wait any more and hears nothing. A dial that was for it completes into the pool."""
+        for line in self._lines:
+            line.pop(id(opening), None)
+
+    @property
+    def counts(self) -> PoolCounts:
+        waiting = len(self._lines[0]) + len(self._lines[1])
+        return PoolCounts(len(self._idle), len(self._shared), len(self._busy), len(self._dials), waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._idle or self._shared or self._busy or self._dials)
+
+    # ---------------------------------------------------------------- for the edge set
+
+    def warm(self, wanted: int) -> None:
+        """Hold `wanted` connections ready from now on (0: none is dialled for it)."""
+        self.keep_warm = wanted
+        self._dial_to_warm()
+
+    def retire(self) -> None:
+        """Take no new opening; close what is idle now and the rest when its exchanges end."""
+        self._retired = True
+        self.keep_warm = 0
+        for held in (*self._idle, *self._shared, *self._busy):
+            self._leave(held)
+
+    async def close(self) -> None:
+        """Retire, fail whoever waits, cancel the dials. Exchanges in progress are their owners' to end."""
+        self.retire()
+        self._dialler.close()
+        tasks: list[asyncio.Task[object]] = [*self._dials, *self._dialler.strays]
+        if self._look_up is not None:
+            tasks.append(self._look_up)
+        for task in tasks:
+            task.cancel()
+        for timer in (self._idle_timer, self._line_timer, self._warm_timer, self._look_up_timer):
+            if timer is not None:
+                timer.cancel()
+        for line in self._lines:
+            self._fail(line, len(line), _refusal(f"edge {self.edge.id} is closing"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def drop_idle(self) -> None:
+        """Close what is idle: after a network change or a long sleep it is dead without saying so."""
+        for held in (*self._idle, *(h for h in self._shared if not h.connection.active)):
+            self._leave(held)
+
+    # ---------------------------------------------------------------- giving out
+
+    def _warm(self, tunnel: bool) -> _Held | None:
+        if not tunnel:
+            for held in reversed(self._shared):
+                if held.connection.room > 0:
+                    return held
+        while self._idle:
+            held = self._idle.pop()
+            if held.connection.room > 0:
+                return held
+        return None
+
+    def _give(self, held: _Held, opening: Opening, marks: DialMarks) -> None:
+        held.used = True
+        held.idle_since = None
+        if not held.is_shared:
+            self._busy.add(held)
+        self.legs += 1
+        leg = held.connection.open()
+        if self._on_leg is not None:
+            self._on_leg(marks)
+        opening.on_open(leg, marks)
+
+    def _marks(self, held: _Held, waiting: _Waiting | None) -> DialMarks:
+        """How the leg's connection came to be, as far as its opening waited for it.
+
+        A connection dialled to keep warm is a reused one to whoever gets it: nobody waited for its dial, and its edge
+        may have closed it meanwhile just like one that carried a request (RFC 9112 9.3.1).
+        """
+        if held.used or waiting is None:
+            return held.marks
+        return clipped(held.dialled.marks, self._clock() - waiting.since)
+
+    def _serve(self, held: _Held, *, new: bool) -> None:
+        """Give the connection's room to those in line."""
+        lines = self._lines[:1] if held.is_shared else (self._lines[1], self._lines[0])
+        for line in lines:
+            while line and held.connection.room > 0:
+                key = next((k for k, w in line.items() if new or not w.fresh), None)
+                if key is None:
+                    break
+                waiting = line.pop(key)
+                self._give(held, waiting.opening, self._marks(held, waiting))
+
+    # ---------------------------------------------------------------- what connections do
+
+    def _adopt(self, dialled: Dialled) -> None:
+        held = _Held(dialled)
+        connection = held.connection
+        self.version = connection.version
+        self._warm_not_before = self._loop.time() + WARM_PAUSE_S
+        if held.is_shared:
+            self._shared.append(held)
+        connection.on_change = lambda: self._changed(held)
+        if self._retired:
+            self._leave(held)
+            return
+        self._serve(held, new=True)
+        self._settle(held)
+        self._dial_for_lines()
+
+    def _changed(self, held: _Held) -> None:
+        connection = held.connection
+        if connection.closed:
+            self._forget(held)
+            self._dial_to_warm()
+            return
+        if connection.room > 0 and (self._lines[0] or self._lines[1]):
+            self._serve(held, new=False)
+        self._settle(held)
+
+    def _settle(self, held: _Held) -> None:
+        """Put a connection where it belongs after anything happened to it."""
+        connection = held.connection
+        if connection.closed or connection.active:
+            return
+        if held.used and not held.remembered:
+            held.remembered = True
+            held.remember()
+        if self._retired or not connection.room:
+            return  # going away: it closes itself
+        if held.idle_since is None:
+            held.idle_since = self._loop.time()
+            if not held.is_shared:
+                self._busy.discard(held)
+                self._idle.append(held)
+                if len(self._idle) > MAX_IDLE:
+                    self._leave(self._idle[0])
+        self._watch_idle()
+
+    def _forget(self, held: _Held) -> None:
+        self._busy.discard(held)
+        if held in self._shared:
+            self._shared.remove(held)
+        if held in self._idle:
+            self._idle.remove(held)
+
+    def _leave(self, held: _Held) -> None:
+        """Give it nothing more; it closes when its exchanges have ended."""
+        if not held.connection.closed:
+            held.remember()
+        if held in self._idle:
+            self._idle.remove(held)
+        held.connection.close()
+
+    # ---------------------------------------------------------------- dialling
+
+    def _dial_for_lines(self) -> None:
+        for tunnel in (False, True):
+            line = self._lines[tunnel]
+            one_each = tunnel or self.version == "h1"
+            wanted = len(line) if one_each else min(len(line), 1)
+            running = sum(1 for for_tunnel in self._dials.values() if for_tunnel is tunnel)
+            for _ in range(min(wanted - running, MAX_DIALS - len(self._dials))):
+                self._start_dial(tunnel)
+
+    def _start_dial(self, tunnel: bool) -> None:
+        task = self._loop.create_task(self._dial(tunnel), name=f"dial {self.edge.id}")
+        self._dials[task] = tunnel
+
+    async def _dial(self, tunnel: bool) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            dialled = await self._dialler.dial(self.connect_s, h1_only=tunnel)
+        except DialError as exc:
+            del self._dials[task]
+            self._dial_failed(tunnel, exc.abort)
+        except BaseException:
+            del self._dials[task]
+            raise
+        else:
+            del self._dials[task]
+            self._adopt(dialled)
+            self._watch_addresses()
+
+    def _dial_failed(self, tunnel: bool, abort: Abort) -> None:
+        """One that waits hears of it where each has its dial; all of them where one dial was for all."""
+        self._warm_not_before = self._loop.time() + WARM_PAUSE_S
+        line = self._lines[tunnel]
+        self._fail(line, 1 if tunnel or self.version == "h1" else len(line), abort)
+        self._dial_for_lines()
+
+    def _fail(self, line: dict[int, _Waiting], count: int, abort: Abort) -> None:
+        failed = [line.pop(key) for key in list(line)[:count]]
+        for waiting in failed:
+            waiting.opening.on_open_failed(abort)
+
+    def _dial_to_warm(self) -> None:
+        """Dial when fewer than `keep_warm` connections are ready; not again within WARM_PAUSE_S of the last dial."""
+        ready = len(self._idle) + sum(1 for h in self._shared if h.connection.room > 0) + len(self._dials)
+        if ready >= self.keep_warm or self._retired:
+            return
+        pause_s = self._warm_not_before - self._loop.time()
+        if pause_s <= 0:
+            self._start_dial(tunnel=False)
+        elif self._warm_timer is None:
+            self._warm_timer = self._loop.call_later(pause_s, self._warm_again)
+
+    def _warm_again(self) -> None:
+        self._warm_timer = None
+        self._dial_to_warm()
+
+    # ---------------------------------------------------------------- time
+
+    def _watch_idle(self) -> None:
+        """One timer for all idle ones; it finds out itself what is due, so that taking one never touches it."""
+        if self._idle_timer is None:
+            idle = [h for h in (*self._idle, *self._shared) if h.idle_since is not None]
+            due = min((h.idle_since + h.idle_limit_s() for h in idle if h.idle_since is not None), default=None)
+            if due is not None:
+                self._idle_timer = self._loop.call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        self._idle_timer = None
+        now = self._loop.time()
+        for held in (*self._idle, *self._shared):
+            if held.idle_since is not None and now >= held.idle_since + held.idle_limit_s() - 0.01:
+                self._leave(held)
+        self._watch_idle()
+
+    def _watch_lines(self) -> None:
+        if self._line_timer is None:
+            due = min((w.deadline for line in self._lines for w in list(line.values())[:1]), default=None)
+            if due is not None:
+                self._line_timer = self._loop.call_at(due, self._overdue)
+
+    def _overdue(self) -> None:
+        self._line_timer = None
+        now = self._loop.time()
+        said = f"no connection to edge {self.edge.id} became free in {self.connect_s:g} s"
+        abort = Abort(Party.EDGE, Stage.CONNECT, Cause.TIMED_OUT, said, unprocessed=True)
+        for line in self._lines:
+            self._fail(line, sum(1 for w in line.values() if w.deadline <= now), abort)
+        self._watch_lines()
+
+    # ---------------------------------------------------------------- where the edge is
+
+    def _watch_addresses(self) -> None:
+        """Look the edge up again when its answer has expired, for as long as connections to it live.
+
+        A busy pool dials nothing new, and would stay with an address for days after the name has moved.
+        """
+        if self._look_up_timer is None and self._look_up is None and not self._dialler.is_fixed and not self._retired:
+            self._schedule_look_up(LOOK_UP_MIN_S)
+
+    def _schedule_look_up(self, delay_s: float) -> None:
+        self._look_up_timer = self._loop.call_later(delay_s, self._start_look_up)
+
+    def _start_look_up(self) -> None:
+        self._look_up_timer = None
+        if self.is_empty:
+            return  # the next dial asks anyway
+        self._look_up = self._loop.create_task(self._look_up_again(), name=f"look up {self.edge.host}")
+
+    async def _look_up_again(self) -> None:
+        ttl_s = LOOK_UP_IDLE_S
+        try:
+            found = await self._dialler.endpoints()
+        except DialError:
+            pass  # a resolver that is down moves nobody
+        else:
+            ttl_s = found.ttl_s
+            self._found(frozenset(found.addresses))
+        self._look_up = None
+        in_use = self.legs != self._legs_at_look_up
+        self._legs_at_look_up = self.legs
+        if not self._retired:
+            self._schedule_look_up(max(ttl_s, LOOK_UP_MIN_S if in_use else LOOK_UP_IDLE_S))
+
+    def _found(self, addresses: frozenset[str]) -> None:
+        """Leave connections to addresses that are gone, but only when the answer has nothing of the old one: names
+        that answer with some of many addresses in turn would otherwise close good connections all day."""
+        moved = bool(self._addresses) and addresses.isdisjoint(self._addresses)
+        self._addresses = addresses
+        if moved:
+            for held in (*self._idle, *self._shared, *self._busy):
+                if held.marks.address not in addresses:
+                    self._leave(held)
+
+
+def clipped(marks: DialMarks, waited_s: float) -> DialMarks:
+    """The part of a dial that somebody waited for who came while it was under way: its end.
+
+    Otherwise the parts of a waterfall would sum to more than the request took.
+    """
+    tls_s = min(marks.tls_s, waited_s)
+    connect_s = min(marks.connect_s, waited_s - tls_s)
+    resolve_s = min(marks.resolve_s, waited_s - tls_s - connect_s)
+    return replace(marks, resolve_s=resolve_s, connect_s=connect_s, tls_s=tls_s)
+
+
+def _refusal(said: str) -> Abort:
+    return Abort(Party.US, Stage.CONNECT, Cause.REFUSED, said, unprocessed=True)
