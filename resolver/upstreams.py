@@ -149,6 +149,10 @@ class Standing:
         self.failed += 1
         self.reason = reason
 
+    def forgive(self) -> None:
+        """The network changed: old failures say nothing about the new one."""
+        self.failures_in_row, self.down_until = 0, 0.0
+
     def is_down(self, now: float) -> bool:
         return self.down_until > now
 

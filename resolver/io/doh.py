@@ -1,0 +1,311 @@
+"""DNS over HTTPS upstreams: POST over one warm HTTP/2 connection (RFC 8484, RFC 9113).
+
+Theory: bytes in, events out: the `h2` package is the state machine, this protocol moves bytes and maps streams to
+errands. A reply counts only when it is 200, `application/dns-message`, whole, at most 65535 bytes and for our question;
+anything else is a lie told politely (a portal page, a redirect, another question) and never followed.
+What the peer says about the connection:
+
+    GOAWAY            no new streams here; those above its last id were not looked at and move, the rest is heard out
+    REFUSED_STREAM    not looked at: moves
+    MAX_CONCURRENT    more wait here in order, sent as streams end
+
+Rules for editing: 1. the id on the wire is 0 (RFC 8484 4.1), streams tell questions apart; 2. nothing is ever sent to
+another origin than the one configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+from h2.connection import ConnectionState
+from hyperframe.frame import Frame, GoAwayFrame
+
+from resolver import outgoing as o
+from resolver.errors import Malformed
+from resolver.io.addresses import AddressBook, dial
+from resolver.io.channel import Clock, Failure, words
+from resolver.io.tls_client import ResumingContext, client_context, remember
+from resolver.io.warm import DIAL_TIMEOUT_S, MAX_IN_FLIGHT, Errand, Link, WarmChannel
+from resolver.upstreams import Fault, IdleLimit
+
+ALPN = ["h2"]
+MAX_BODY = 65535
+WINDOW = 1 << 20  # of the connection: a thousand small answers never wait for a WINDOW_UPDATE
+MEDIA_TYPE = b"application/dns-message"
+
+
+class PatientConnection(h2.connection.H2Connection):
+    """An `H2Connection` that goes on reading after GOAWAY. The package takes GOAWAY for the end, yet RFC 9113 6.8 lets
+    the streams up to the last id finish, and their frames may even follow in the same segment."""
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[h2.events.Event]]:
+        unsent = self.data_to_send()
+        frames, events = super()._receive_goaway_frame(frame)
+        self._data_to_send += unsent
+        self.state_machine.state = ConnectionState.CLIENT_OPEN
+        return frames, events
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How many streams the upstream allowed last. A fresh connection knows its own limit only a round trip later, and
+    what is sent before that beyond the limit is refused."""
+
+    streams: int = 100
+
+
+class _Stream:
+    __slots__ = ("age_s", "body", "errand", "status", "trouble")
+
+    def __init__(self, errand: Errand) -> None:
+        self.errand = errand
+        self.status = 0
+        self.trouble: Failure | None = None
+        self.age_s = 0
+        self.body = b""
+
+
+class DohLink(asyncio.Protocol):
+    """One HTTP/2 connection of a `WarmChannel`."""
+
+    def __init__(self, channel: WarmChannel, clock: Clock, authority: str, path: str, allowance: Allowance) -> None:
+        self._channel, self._clock, self._allowance = channel, clock, allowance
+        self.heard_at = 0.0
+        self.answers = 0
+        self._head = [
+            (b":method", b"POST"),
+            (b":scheme", b"https"),
+            (b":authority", authority.encode()),
+            (b":path", path.encode()),
+            (b"accept", MEDIA_TYPE),
+            (b"content-type", MEDIA_TYPE),
+        ]
+        config = h2.config.H2Configuration(
+            client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
+        )
+        self._h2 = PatientConnection(config)
+        self._streams: dict[int, _Stream] = {}
+        self._held: deque[Errand] = deque()  # beyond the peer's MAX_CONCURRENT_STREAMS
+        self._transport: asyncio.Transport | None = None
+        self._flushing = False
+        self._going = False
+        self._broken = ""
+
+    # --- of the channel ----------------------------------------------------------------------------------------------
+
+    def takes_more(self) -> bool:
+        usable = self._transport is not None and not self._going and not self._broken
+        return usable and len(self._streams) + len(self._held) < MAX_IN_FLIGHT
+
+    def errands(self) -> Iterable[Errand]:
+        return [*(stream.errand for stream in self._streams.values()), *self._held]
+
+    def submit(self, errand: Errand) -> None:
+        if self._h2.open_outbound_streams >= self._allowance.streams:
+            self._held.append(errand)
+        else:
+            self._send(errand)
+
+    def shut(self) -> None:
+        self._going = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- of the loop -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        tls = transport.get_extra_info("ssl_object")
+        self._transport = transport
+        self.heard_at = self._clock()
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            self._break(f"speaks {tls.selected_alpn_protocol() or 'no HTTP/2'}, not h2")
+            return
+        self._h2.local_settings = h2.settings.Settings(
+            client=True,
+            initial_values={
+                h2.settings.SettingCodes.ENABLE_PUSH: 0,
+                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: 16384,
+            },
+        )
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(WINDOW)
+        self._flush()
+
+    def data_received(self, chunk: bytes) -> None:
+        self.heard_at = self._clock()
+        if self.answers == 0 and self._transport is not None:
+            remember(self._transport)
+        try:
+            for event in self._h2.receive_data(chunk):
+                self._on(event)
+        except h2.exceptions.ProtocolError as exc:
+            self._break(f"broke HTTP/2: {exc}".lower()[:120])
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._channel.lost(self, self._broken or (words(exc) if exc else "closed before it answered"))
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    def _send(self, errand: Errand) -> None:
+        message = o.compose(errand.out, 0, errand.question, padded=True)
+        stream_id = self._h2.get_next_available_stream_id()
+        self._streams[stream_id] = _Stream(errand)
+        self._h2.send_headers(stream_id, [*self._head, (b"content-length", b"%d" % len(message))])
+        self._h2.send_data(stream_id, message, end_stream=True)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        octets = self._h2.data_to_send()
+        if octets and self._transport is not None:
+            self._transport.write(octets)
+
+    def _send_held(self) -> None:
+        while self._held and not self._going and self._h2.open_outbound_streams < self._allowance.streams:
+            errand = self._held.popleft()
+            if not errand.finished:
+                self._send(errand)
+
+    def _on(self, event: h2.events.Event) -> None:
+        match event:
+            case h2.events.DataReceived():
+                self._on_body(event)
+            case h2.events.ResponseReceived():
+                self._on_head(event)
+            case h2.events.StreamEnded():
+                self._on_end(event.stream_id)
+            case h2.events.StreamReset():
+                self._on_reset(event)
+            case h2.events.ConnectionTerminated():
+                self._on_goaway(event)
+            case h2.events.RemoteSettingsChanged():
+                self._allowance.streams = self._h2.remote_settings.max_concurrent_streams
+                self._send_held()
+
+    def _on_head(self, event: h2.events.ResponseReceived) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return
+        fields = dict(event.headers)
+        stream.status = int(fields.get(b":status", b"0"))
+        stream.trouble = judge_head(stream.status, fields.get(b"content-type", b""))
+        age = fields.get(b"age", b"")
+        stream.age_s = int(age) if age.isdigit() and len(age) < 10 else 0
+
+    def _on_body(self, event: h2.events.DataReceived) -> None:
+        self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        stream = self._streams.get(event.stream_id)
+        if stream is None or stream.trouble is not None:
+            return
+        stream.body += event.data
+        if len(stream.body) > MAX_BODY:
+            stream.trouble = Failure(Fault.LYING, f"body of more than {MAX_BODY} bytes")
+            self._h2.reset_stream(event.stream_id, h2.errors.ErrorCodes.CANCEL)
+            self._on_end(event.stream_id)
+
+    def _on_end(self, stream_id: int) -> None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is None:
+            return
+        result = stream.trouble or judge_body(stream.body, stream.errand, stream.age_s)
+        if isinstance(result, Failure):
+            stream.errand.finish(result)
+        else:
+            self._channel.answered(self, stream.errand, result)
+        self._send_held()
+
+    def _on_reset(self, event: h2.events.StreamReset) -> None:
+        stream = self._streams.pop(event.stream_id, None)
+        if stream is None:
+            return
+        if event.error_code == h2.errors.ErrorCodes.REFUSED_STREAM:
+            # The connection may be what is overloaded: a fresh one is the only place where the retry makes sense.
+            self._going = True
+            self._channel.retire(self)
+            self._channel.move([stream.errand], "stream refused", ever_answered=True)
+        else:
+            stream.errand.finish(Failure(Fault.UNREACHABLE, f"stream reset with code {int(event.error_code or 0):#x}"))
+        self._send_held()
+
+    def _on_goaway(self, event: h2.events.ConnectionTerminated) -> None:
+        self._going = True
+        last = event.last_stream_id or 0
+        unseen = [self._streams.pop(i).errand for i in list(self._streams) if i > last] + list(self._held)
+        self._held.clear()
+        self._channel.retire(self)
+        self._channel.move(unseen, f"goaway with code {int(event.error_code or 0):#x}", ever_answered=True)
+        if not self._streams:
+            self.shut()
+
+    def _break(self, reason: str) -> None:
+        self._broken = reason
+        self.shut()
+
+
+def judge_head(status: int, content_type: bytes) -> Failure | None:
+    """Why a response cannot be an answer, or None."""
+    if 300 <= status < 400:
+        return Failure(Fault.LYING, f"HTTP {status}: a redirect is not followed")
+    if status == 429 or status >= 500:
+        return Failure(Fault.UNREACHABLE, f"HTTP {status}")
+    if status != 200:
+        return Failure(Fault.LYING, f"HTTP {status}")
+    if content_type.split(b";")[0].strip().lower() != MEDIA_TYPE:
+        shown = content_type[:40].decode("ascii", "replace") or "no content-type"
+        return Failure(Fault.LYING, f"HTTP 200 with {shown}: a portal or no resolver")
+    return None
+
+
+def judge_body(body: bytes, errand: Errand, age_s: int) -> bytes | Failure:
+    """The reply in a whole body, its TTLs lowered by the time it lay in an HTTP cache."""
+    if len(body) < 12 or o.match(body, body[0] << 8 | body[1], errand.question) is o.Match.OTHER:
+        return Failure(Fault.LYING, f"HTTP 200 with {len(body)} bytes that answer another question")
+    try:
+        return o.aged(body, age_s) if age_s else body
+    except Malformed as exc:
+        return Failure(Fault.LYING, str(exc))
+
+
+def doh_channel(
+    book: AddressBook, port: int, *, path: str, server_name: str, ca_file: str, clock: Clock
+) -> WarmChannel:
+    """One warm h2 connection. `server_name` replaces the host in the certificate check only, never in `:authority`."""
+    kept: list[ResumingContext] = []
+    allowance = Allowance()
+    host = f"[{book.host}]" if ":" in book.host else book.host
+    authority = host if port == 443 else f"{host}:{port}"
+
+    def context() -> ResumingContext:
+        if not kept:  # at the first dial, as in `dot`
+            kept.append(client_context(ca_file, ALPN))
+        return kept[0]
+
+    async def link_to(address: str, channel: WarmChannel) -> DohLink:
+        _, link = await asyncio.get_running_loop().create_connection(
+            lambda: DohLink(channel, clock, authority, path, allowance),
+            address,
+            port,
+            ssl=context(),
+            server_hostname=server_name or book.host,
+        )
+        return link
+
+    async def connect(channel: WarmChannel) -> Link:
+        context()
+        return await dial(book, lambda address: link_to(address, channel), DIAL_TIMEOUT_S)
+
+    return WarmChannel(connect, encrypted=True, clock=clock, idle=IdleLimit())

@@ -1,0 +1,291 @@
+"""Ask the configured upstreams: one decision for each question, one warm channel for each upstream.
+
+Theory: `resolver.upstreams` decides, channels carry, this file obeys. An upstream that stands in several places (the
+default set, a zone) has one channel and one standing. `ask` owns nothing but its future: what it started is heard out by
+the channels, so that a caller that goes away cancels nobody else's answer and a hedge's loser is measured too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from config.model import DnsUpstream, Resolver, Zone
+from resolver import outgoing as o
+from resolver import wire as w
+from resolver.errors import Malformed, UpstreamsFailed
+from resolver.io.addresses import AddressBook
+from resolver.io.bootstrap import Bootstrap
+from resolver.io.channel import Channel, Clock, Done, Failure
+from resolver.io.clock import now as boottime
+from resolver.io.doh import doh_channel
+from resolver.io.dot import dot_channel
+from resolver.io.tcp import tcp_channel
+from resolver.io.udp import UdpChannel
+from resolver.upstreams import (
+    Answered,
+    Ask,
+    Command,
+    Deliver,
+    Failed,
+    Fault,
+    GiveUp,
+    Group,
+    Standing,
+    Ticked,
+    WakeAt,
+)
+
+EDE_NO_REACHABLE, EDE_NETWORK_ERROR = 22, 23  # RFC 8914
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An upstream's answer, with the caller's id and letters. `layout` is its scan, valid for these bytes."""
+
+    wire: bytes
+    upstream: str
+    took_s: float
+    encrypted: bool
+    layout: w.Scan
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamView:
+    """One upstream for people. `state`: unused, healthy, recovering or down; `reason` is its last failure since it was well."""
+
+    url: str
+    state: str
+    rtt_s: float | None
+    asked: int
+    failed: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Member:
+    """One upstream. `name` is its URL, with its addresses where another one has the same URL."""
+
+    config: DnsUpstream
+    name: str
+    channel: Channel
+    standing: Standing
+
+
+@dataclass(slots=True)
+class _Ring:
+    """The upstreams that are asked for one part of the name space."""
+
+    group: Group
+    members: dict[str, _Member]
+
+
+class UpstreamSet:
+    """Every upstream that the resolver may ask: the default set and each zone's own."""
+
+    def __init__(self, config: Resolver, *, clock: Clock = boottime) -> None:
+        self.clock = clock
+        self.draw: Callable[[], float] = random.SystemRandom().random
+        self._bootstrap = Bootstrap(config.bootstrap, clock)
+        self._members: dict[DnsUpstream, _Member] = {}
+        self._rings: dict[Zone | None, _Ring] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._config = config
+        self._apply(config)
+
+    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> Reply:
+        """The first good answer before `deadline` (seconds of the clock). Raises UpstreamsFailed, or Malformed when the
+        query holds no single question. A cancelled call leaves what it started to the channels."""
+        out = o.read(query, pass_subnet=self._config.ecs == "pass")
+        ring = self._rings.get(zone)
+        if ring is None or not ring.members:
+            raise UpstreamsFailed(())
+        run = _Run(self, ring, out, deadline)
+        try:
+            return await run.start()
+        finally:
+            run.end()
+
+    def reconfigure(self, config: Resolver) -> None:
+        """Apply another configuration. Unchanged upstreams keep their connections and what was learned about them; the
+        others' questions in flight have the old time-out left to be answered."""
+        patience_s = self._config.timeout_s
+        if config.bootstrap != self._config.bootstrap:
+            self._leave(self._bootstrap, patience_s)
+            self._bootstrap = Bootstrap(config.bootstrap, self.clock)
+        gone = set(self._members) - set(_all_of(config))
+        for upstream in gone:
+            self._leave(self._members.pop(upstream).channel, patience_s)
+        self._config = config
+        self._apply(config)
+
+    def snapshot(self) -> list[UpstreamView]:
+        now = self.clock()
+        return [_view(member, now) for member in self._members.values()]
+
+    def network_changed(self) -> None:
+        """Every connection may be dead and every route another: start anew at once, without waiting for time-outs."""
+        self._bootstrap.forget()
+        for member in self._members.values():
+            member.channel.drop()
+            member.standing.forgive()
+
+    async def close(self) -> None:
+        """End all connections; questions in flight fail."""
+        for leaving in list(self._leaving):
+            leaving.cancel()
+        members, self._members, self._rings = list(self._members.values()), {}, {}
+        await asyncio.gather(self._bootstrap.close(), *(member.channel.close() for member in members))
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    def _apply(self, config: Resolver) -> None:
+        for upstream in _all_of(config):
+            if upstream not in self._members:
+                channel = open_channel(upstream, self._lookup, self.clock)
+                self._members[upstream] = _Member(upstream, self._name(upstream), channel, Standing())
+        self._rings = {None: self._ring(config.upstreams)}
+        self._rings |= {zone: self._ring(zone.upstreams) for zone in config.zones}
+
+    async def _lookup(self, host: str) -> Sequence[str]:
+        return await self._bootstrap.addresses(host)
+
+    def _name(self, upstream: DnsUpstream) -> str:
+        taken = any(member.name == upstream.url for member in self._members.values())
+        return f"{upstream.url} ({len(self._members) + 1})" if taken else upstream.url
+
+    def _ring(self, upstreams: Iterable[DnsUpstream]) -> _Ring:
+        members = {self._members[upstream].name: self._members[upstream] for upstream in upstreams}
+        standings = {name: member.standing for name, member in members.items()}
+        weights = {name: member.config.weight for name, member in members.items()}
+        return _Ring(Group(standings, weights, self._config.strategy), members)
+
+    def _leave(self, leaver: Channel | Bootstrap, patience_s: float) -> None:
+        task = asyncio.ensure_future(_close_after(leaver, patience_s))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+class _Run:
+    """One question's way: obeys an `Attempt` and tells it what happened."""
+
+    __slots__ = ("_attempt", "_deadline", "_future", "_obeying", "_out", "_ring", "_set", "_timer", "_todo")
+
+    def __init__(self, of: UpstreamSet, ring: _Ring, out: o.Outgoing, deadline: float) -> None:
+        self._set, self._ring, self._out, self._deadline = of, ring, out, deadline
+        self._attempt = ring.group.plan(of.clock(), deadline, of.draw())
+        self._future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._todo: deque[Command] = deque()
+        self._obeying = False
+
+    def start(self) -> asyncio.Future[Reply]:
+        self._obey(self._attempt.start(self._set.clock()))
+        return self._future
+
+    def end(self) -> None:
+        """Nobody waits any more: no new upstream is asked, those in flight are still listened to."""
+        self._attempt.done = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _obey(self, commands: Iterable[Command]) -> None:
+        # A channel may fail at once, inside `ask`: its commands come after those that are being obeyed.
+        self._todo.extend(commands)
+        if self._obeying:
+            return
+        self._obeying = True
+        while self._todo:
+            self._obey_one(self._todo.popleft())
+        self._obeying = False
+
+    def _obey_one(self, command: Command) -> None:
+        match command:
+            case Ask(name):
+                heard: Done = partial(self._heard, name, self._set.clock())
+                self._ring.members[name].channel.ask(self._out, self._deadline, heard)
+            case WakeAt(at):
+                self._wake_at(at)
+            case GiveUp(causes):
+                if not self._future.done():
+                    self._future.set_exception(UpstreamsFailed(causes, ede=_ede_of(causes)))
+            case Deliver():
+                pass  # `_heard` has the bytes
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._future.done():
+            delay_s = max(0.0, at - self._set.clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        # A timer may fire a moment early; asking for the same time again would spin.
+        self._obey(self._attempt.on(Ticked(self._set.clock() + 0.001)))
+
+    def _heard(self, name: str, asked_at: float, result: bytes | Failure) -> None:
+        now = self._set.clock()
+        layout: w.Scan | None = None
+        if not isinstance(result, Failure):
+            try:
+                layout = w.scan(result)
+                unwilling = o.unwillingness(result, layout)
+            except Malformed as exc:
+                unwilling = f"malformed: {exc}"
+            if unwilling:
+                result = Failure(Fault.UNWILLING, unwilling)
+        if isinstance(result, Failure):
+            self._obey(self._attempt.on(Failed(name, result.fault, result.reason, now)))
+            return
+        commands = self._attempt.on(Answered(name, now - asked_at, now))
+        if commands and not self._future.done():
+            assert layout is not None
+            encrypted = self._ring.members[name].channel.encrypted
+            wire = o.give_back(result, self._out)
+            self._future.set_result(Reply(wire, name, now - asked_at, encrypted, layout))
+
+
+def open_channel(upstream: DnsUpstream, lookup: Callable[[str], Awaitable[Sequence[str]]], clock: Clock) -> Channel:
+    """The channel for an upstream's scheme; nothing is sent and no name is looked up before the first question."""
+    book = AddressBook(upstream.host, upstream.addresses, lookup, clock)
+    name, ca_file = upstream.server_name, upstream.ca_file
+    match upstream.scheme:
+        case "udp":
+            return UdpChannel(book, upstream.port, tcp_channel(book, upstream.port, clock=clock), clock=clock)
+        case "tcp":
+            return tcp_channel(book, upstream.port, clock=clock)
+        case "tls":
+            return dot_channel(book, upstream.port, server_name=name, ca_file=ca_file, clock=clock)
+        case "https":
+            path = upstream.path or "/dns-query"
+            return doh_channel(book, upstream.port, path=path, server_name=name, ca_file=ca_file, clock=clock)
+        case scheme:
+            raise ValueError(f"{upstream.url}: no transport for {scheme!r}")
+
+
+def _all_of(config: Resolver) -> list[DnsUpstream]:
+    return [*config.upstreams, *(upstream for zone in config.zones for upstream in zone.upstreams)]
+
+
+def _ede_of(causes: tuple[tuple[str, str], ...]) -> int:
+    """23 when somebody was reached and the network or the peer failed us, 22 when nobody could be reached."""
+    answered = any(reason.startswith(("SERVFAIL", "REFUSED", "FORMERR", "NOTIMP", "HTTP")) for _, reason in causes)
+    return EDE_NETWORK_ERROR if answered else EDE_NO_REACHABLE
+
+
+def _view(member: _Member, now: float) -> UpstreamView:
+    standing = member.standing
+    return UpstreamView(
+        member.name, standing.state(now), standing.rtt_s, standing.asked, standing.failed, standing.reason
+    )
+
+
+async def _close_after(leaver: Channel | Bootstrap, patience_s: float) -> None:
+    try:
+        await asyncio.sleep(patience_s)
+    finally:
+        await leaver.close()
