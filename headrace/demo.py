@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from headrace import exits
 from headrace.lab.daemon import Daemon, DaemonFailed
 from headrace.lab.lab import Lab
 from headrace.lab.settings import EdgeEntry, Settings
@@ -62,11 +63,11 @@ class Telling:
 
 
 def run(*, as_json: bool = False, keep: bool = False) -> int:
-    """Tell the story on stdout; 0 when every step held, 1 when one did not, 130 when interrupted."""
+    """Tell the story on stdout; 0 when every step held, 1 when one did not, 130 when it was told to stop."""
     try:
         return asyncio.run(_run(Telling(sys.stdout, as_json), keep=keep))
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return exits.INTERRUPTED
 
 
 async def _run(telling: Telling, *, keep: bool) -> int:
@@ -81,8 +82,8 @@ async def _run(telling: Telling, *, keep: bool) -> int:
     except DaemonFailed as failed:
         telling.failed(0, "daemon", str(failed))
         telling.end(ok=False)
-        return 1
-    return 0 if ok else 1
+        return exits.PROBLEM
+    return exits.OK if ok else exits.PROBLEM
 
 
 @contextlib.asynccontextmanager
