@@ -1,0 +1,565 @@
+"""Frame and unframe HTTP/3 on one QUIC connection: control, QPACK and request streams, bytes in, plain calls out.
+
+Theory: aioquic brings an `H3Connection`, and the tests use it as the peer and the oracle. It is not used here because a
+malformed message closes its whole connection where RFC 9114 4.1.2 wants one stream reset, GOAWAY is not spoken, a field
+section has no bound before or after decompression, and its per-byte header checks are a tenth of a small request's time.
+What is kept of the library is what is hard: pylsqpack and the transport.
+
+      H3Frames.receive(id, data, fin) -> Reader -> sink.on_section / on_body / on_finished
+      H3Frames.send_section / send_body <- legs
+
+Faults: `StreamFault` goes to the sink, which resets its stream; `ConnectionFault` goes up to whoever owns the connection.
+Rules for editing: 1. a buffer here is bounded by the section limit or by a flow-control window, say which; 2. after
+every call of a sink look at `reader.dead`: the sink may have ended the stream; 3. no clock, no socket.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pylsqpack
+from aioquic.buffer import encode_uint_var
+
+from proxy.io.quic_codes import (
+    CLOSED_CRITICAL_STREAM,
+    EXCESSIVE_LOAD,
+    FRAME_ERROR,
+    FRAME_UNEXPECTED,
+    ID_ERROR,
+    MISSING_SETTINGS,
+    QPACK_DECODER_STREAM_ERROR,
+    QPACK_DECOMPRESSION_FAILED,
+    QPACK_ENCODER_STREAM_ERROR,
+    SETTINGS_ERROR,
+    STREAM_CREATION_ERROR,
+    ConnectionFault,
+    StreamFault,
+)
+from proxy.io.quic_flow import FlowConnection
+from proxy.io.quic_heads import SECRET, section_size
+from proxy.messages import Fields
+
+DATA, HEADERS, CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID = 0x0, 0x1, 0x3, 0x4, 0x5, 0x7, 0xD
+HTTP2_ONLY = frozenset({0x2, 0x6, 0x8, 0x9})  # RFC 9114 7.2.8
+NOT_ON_REQUEST = frozenset({CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID}) | HTTP2_ONLY
+NOT_ON_CONTROL = frozenset({DATA, HEADERS, PUSH_PROMISE}) | HTTP2_ONLY
+
+CONTROL, PUSH, QPACK_ENCODER, QPACK_DECODER = 0x0, 0x1, 0x2, 0x3
+
+SETTING_TABLE_CAPACITY, SETTING_SECTION_SIZE, SETTING_BLOCKED, SETTING_CONNECT = 0x1, 0x6, 0x7, 0x8
+HTTP2_SETTINGS = frozenset({0x0, 0x2, 0x3, 0x4, 0x5})  # RFC 9114 7.2.4.1
+
+TABLE_CAPACITY = 4096
+BLOCKED_STREAMS = 16
+MAX_CONTROL_FRAME = 4096  # bytes of a SETTINGS frame; ours has 20
+MAX_LINES = 1024
+"""Field lines in a section. A one-byte line may name a table entry of TABLE_CAPACITY bytes, and the decoder has no
+bound of its own: without this 64 KiB of lines became 256 MiB of fields."""
+NO_FRAME = -1
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """One frame; kinds and lengths below 64 take one byte each."""
+    size = len(payload)
+    if size < 64 and kind < 64:
+        return bytes((kind, size)) + payload
+    return encode_uint_var(kind) + encode_uint_var(size) + payload
+
+
+def read_varint(block: bytes, at: int) -> tuple[int, int] | None:
+    """(value, next position) of the integer of RFC 9000 16 at a position, None when it is not whole yet."""
+    if at >= len(block):
+        return None
+    first = block[at]
+    size = 1 << (first >> 6)
+    if at + size > len(block):
+        return None
+    if size == 1:
+        return first, at + 1
+    return int.from_bytes(block[at : at + size], "big") & ((1 << (8 * size - 2)) - 1), at + size
+
+
+def count_lines(section: bytes) -> int:
+    """How many field lines a section holds (RFC 9204 4.5), without decoding one; IndexError when it is cut short."""
+
+    def skip_integer(at: int, prefix: int) -> tuple[int, int]:
+        top = (1 << prefix) - 1
+        value = section[at] & top
+        at += 1
+        if value < top:
+            return value, at
+        shift = 0
+        while True:
+            byte = section[at]
+            value += (byte & 0x7F) << shift
+            shift += 7
+            at += 1
+            if byte < 0x80 or shift > 62:
+                return value, at
+
+    def skip_string(at: int, prefix: int) -> int:
+        size, at = skip_integer(at, prefix)
+        return at + size
+
+    at = skip_integer(skip_integer(0, 8)[1], 7)[1]
+    lines = 0
+    while at < len(section):
+        kind = section[at]
+        if kind & 0x80:
+            at = skip_integer(at, 6)[1]
+        elif kind & 0x40:
+            at = skip_string(skip_integer(at, 4)[1], 7)
+        elif kind & 0x20:
+            at = skip_string(skip_string(at, 3), 7)
+        elif kind & 0x10:
+            at = skip_integer(at, 4)[1]
+        else:
+            at = skip_string(skip_integer(at, 3)[1], 7)
+        lines += 1
+    return lines
+
+
+def _prefixed(value: int, prefix: int, flags: int) -> bytes:
+    """An integer of RFC 7541 5.1 after its flag bits."""
+    top = (1 << prefix) - 1
+    if value < top:
+        return bytes((flags | value,))
+    out = bytearray((flags | top,))
+    value -= top
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+STATIC_NAMES = {b"authorization": 84, b"cookie": 5, b"set-cookie": 14}  # RFC 9204 appendix A
+
+
+def never_indexed(fields: Fields) -> bytes:
+    """Literal lines with the N bit (RFC 9204 4.5.4, 4.5.6): no table, here or at a hop behind, may keep these."""
+    out = bytearray()
+    for name, value in fields:
+        index = STATIC_NAMES.get(name)
+        out += _prefixed(len(name), 3, 0x30) + name if index is None else _prefixed(index, 4, 0x70)
+        out += _prefixed(len(value), 7, 0) + value
+    return bytes(out)
+
+
+class Sink(Protocol):
+    """Who hears what a request stream says. May raise StreamFault from the first three."""
+
+    def on_section(self, section: Fields, *, last: bool) -> None:
+        """A HEADERS frame, decoded. `last`: the stream ends right behind it."""
+
+    def on_body(self, chunk: bytes) -> None:
+        """DATA, never empty."""
+
+    def on_finished(self) -> None:
+        """FIN, after everything else."""
+
+    def on_oversized(self, size: int) -> None:
+        """A field section beyond the limit; the stream is dead afterwards."""
+
+    def on_fault(self, fault: StreamFault) -> None:
+        """The stream broke a rule and must be reset; the reader is dead already."""
+
+    def wants_body(self) -> bool:
+        """Whether DATA may come now: after the head, before trailers."""
+
+    def wants_section(self) -> bool:
+        """Whether HEADERS may come now."""
+
+
+class Reader:
+    """Where one request stream stands between its frames."""
+
+    __slots__ = ("blocked", "dead", "held", "held_end", "kind", "left", "rest", "sink", "stream_id", "taken")
+
+    def __init__(self, stream_id: int, sink: Sink) -> None:
+        self.stream_id = stream_id
+        self.sink = sink
+        self.kind = NO_FRAME
+        self.left = 0
+        self.rest = b""  # a frame's head or an unfinished section: at most the section limit and a few bytes
+        self.blocked = False  # waits for the peer's QPACK encoder
+        self.held = b""  # what came behind a blocked section: at most a window, no credit is given meanwhile
+        self.held_end = False
+        self.dead = False
+        self.taken = 0  # bytes of the stream that came here
+
+
+class UniReader:
+    """Where one of the peer's unidirectional streams stands."""
+
+    __slots__ = ("kind", "left", "rest", "role")
+
+    def __init__(self) -> None:
+        self.role = NO_FRAME
+        self.kind = NO_FRAME
+        self.left = 0
+        self.rest = b""
+
+
+class Owner(Protocol):
+    """The connection, as its frames see it."""
+
+    def accept(self, stream_id: int) -> Sink | None:
+        """A stream that the peer opened; None: its bytes are dropped. Raises ConnectionFault on a client."""
+
+    def on_goaway(self, last_id: int) -> None: ...
+
+    def on_settings(self) -> None: ...
+
+
+class H3Frames:
+    """HTTP/3's framing for one connection, either side. `limit`: bytes of a field section that we accept."""
+
+    def __init__(self, quic: FlowConnection, owner: Owner, *, is_client: bool, limit: int) -> None:
+        self._quic = quic
+        self._owner = owner
+        self._is_client = is_client
+        self._limit = limit
+        self._decoder = pylsqpack.Decoder(TABLE_CAPACITY, BLOCKED_STREAMS)
+        self._encoder = pylsqpack.Encoder()
+        self._readers: dict[int, Reader] = {}
+        self._unis: dict[int, UniReader] = {}
+        self._peer_roles: dict[int, int] = {}  # role -> stream id, of control and QPACK streams
+        self.settings: dict[int, int] | None = None
+        self._goaway: int | None = None
+        self._control = self._open_uni(CONTROL)
+        quic.write(self._control, frame(SETTINGS, self._our_settings()))
+        self._encoder_id = self._open_uni(QPACK_ENCODER)
+        self._decoder_id = self._open_uni(QPACK_DECODER)
+
+    def _open_uni(self, role: int) -> int:
+        stream_id = self._quic.get_next_available_stream_id(is_unidirectional=True)
+        self._quic.write(stream_id, encode_uint_var(role))
+        return stream_id
+
+    def _our_settings(self) -> bytes:
+        ours = {
+            SETTING_TABLE_CAPACITY: TABLE_CAPACITY,
+            SETTING_SECTION_SIZE: self._limit,
+            SETTING_BLOCKED: BLOCKED_STREAMS,
+        }
+        if not self._is_client:
+            ours[SETTING_CONNECT] = 1
+        return b"".join(encode_uint_var(key) + encode_uint_var(value) for key, value in ours.items())
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def send_section(self, stream_id: int, section: Fields) -> None:
+        """One HEADERS frame. Secrets go behind the rest as never-indexed lines; order between names has no meaning."""
+        secret = [field for field in section if field[0] in SECRET]
+        if secret:
+            section = [field for field in section if field[0] not in SECRET]
+        instructions, block = self._encoder.encode(stream_id, section)
+        if instructions:
+            self._quic.write(self._encoder_id, instructions)
+        if secret:
+            block += never_indexed(secret)
+        self._quic.write(stream_id, frame(HEADERS, block))
+
+    def send_body(self, stream_id: int, chunk: bytes) -> None:
+        self._quic.write(stream_id, frame(DATA, chunk))
+
+    def send_goaway(self, stream_id: int) -> None:
+        self._quic.write(self._control, frame(GOAWAY, encode_uint_var(stream_id)))
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def attach(self, stream_id: int, sink: Sink) -> None:
+        """A client's own request: what comes on this stream goes to the sink."""
+        self._readers[stream_id] = Reader(stream_id, sink)
+
+    def detach(self, stream_id: int) -> None:
+        """Nothing more is wanted from this stream; its bytes are dropped, its pending section is given up."""
+        reader = self._readers.get(stream_id)
+        if reader is None or reader.dead:
+            return
+        reader.dead = True
+        reader.rest = reader.held = b""
+        self._quic.release(stream_id)
+        # RFC 9204 2.2.2.2: else the peer's encoder keeps the entries that unread sections refer to.
+        self._quic.write(self._decoder_id, self._decoder.cancel_stream(stream_id))
+
+    def finished(self, stream_id: int) -> None:
+        """Both directions are over. A dead reader stays only as long as the transport may still bring bytes for it."""
+        reader = self._readers.get(stream_id)
+        if reader is not None:
+            reader.dead = True
+        if len(self._readers) > 64 and len(self._readers) > 2 * self._quic.open_streams:
+            for old in [key for key, each in self._readers.items() if each.dead and not self._quic.knows(key)]:
+                del self._readers[old]
+
+    def receive(self, stream_id: int, chunk: bytes, fin: bool) -> None:
+        """Bytes of any stream, in order. Raises ConnectionFault."""
+        if stream_id & 2:
+            self._receive_uni(stream_id, chunk, fin)
+            return
+        reader = self._readers.get(stream_id)
+        if reader is None:
+            sink = self._owner.accept(stream_id)
+            if sink is None:
+                return
+            reader = self._readers[stream_id] = Reader(stream_id, sink)
+        self._feed(reader, chunk, fin)
+
+    def reset(self, stream_id: int) -> None:
+        """The peer reset one of its streams. Raises ConnectionFault for those that must stay (RFC 9114 6.2.1)."""
+        if stream_id in self._peer_roles.values():
+            raise ConnectionFault(CLOSED_CRITICAL_STREAM, f"critical stream {stream_id} was reset")
+        self._unis.pop(stream_id, None)
+
+    def stopped(self, stream_id: int) -> None:
+        """The peer sent STOP_SENDING for a stream of ours."""
+        if stream_id in (self._control, self._encoder_id, self._decoder_id):
+            raise ConnectionFault(CLOSED_CRITICAL_STREAM, f"critical stream {stream_id} was stopped")
+
+    def _feed(self, reader: Reader, chunk: bytes, fin: bool) -> None:
+        if reader.dead:
+            return
+        if reader.blocked:
+            reader.held += chunk  # counted when it is fed
+            reader.held_end |= fin
+            return
+        reader.taken += len(chunk)
+        try:
+            self._parse(reader, chunk, fin)
+        except StreamFault as fault:
+            self.detach(reader.stream_id)
+            reader.sink.on_fault(fault)
+
+    def _parse(self, reader: Reader, chunk: bytes, fin: bool) -> None:
+        block = reader.rest + chunk if reader.rest else chunk
+        at, size = 0, len(block)
+        while at < size and not reader.dead:
+            if reader.kind == NO_FRAME:
+                after = self._start_frame(reader, block, at)
+                if after is None:
+                    break
+                at = after
+            stop = min(size, at + reader.left)
+            if reader.kind == HEADERS:
+                if stop - at < reader.left:
+                    break
+                reader.kind = NO_FRAME
+                # A FIN in a frame of its own counts as well: else a GET would seem to have a body of unknown length.
+                last = stop == size and (fin or self._quic.final_size(reader.stream_id) == reader.taken)
+                if not self._section(reader, block[at:stop], last=last):
+                    reader.held, reader.held_end, reader.rest = block[stop:], fin, b""
+                    reader.taken -= size - stop
+                    return
+            else:
+                reader.left -= stop - at
+                kind = reader.kind
+                if not reader.left:
+                    reader.kind = NO_FRAME
+                if kind == DATA and stop > at:
+                    reader.sink.on_body(block[at:stop] if at or stop < size else block)
+            at = stop
+        if reader.dead:
+            return
+        reader.rest = block[at:]
+        if fin:
+            # RFC 9114 7.1: a frame that the end of its stream cuts short takes the connection.
+            if reader.rest or reader.kind != NO_FRAME:
+                raise ConnectionFault(FRAME_ERROR, f"stream {reader.stream_id} ended inside a frame")
+            reader.sink.on_finished()
+
+    def _start_frame(self, reader: Reader, block: bytes, at: int) -> int | None:
+        """Read a frame's kind and length; the position behind them, None when they are not whole or not wanted."""
+        kind = read_varint(block, at)
+        length = read_varint(block, kind[1]) if kind is not None else None
+        if kind is None or length is None:
+            return None
+        reader.kind, (reader.left, after) = kind[0], length
+        if reader.kind == DATA:
+            allowed = reader.sink.wants_body()
+        elif reader.kind == HEADERS:
+            allowed = reader.sink.wants_section()
+            if allowed and reader.left > self._limit:
+                # Compression never makes a section longer by more than a few bytes: not even decoded it fits.
+                self.detach(reader.stream_id)
+                reader.sink.on_oversized(reader.left)
+                return None
+        else:
+            allowed = reader.kind not in NOT_ON_REQUEST
+        if not allowed:
+            raise ConnectionFault(
+                FRAME_UNEXPECTED, f"frame {reader.kind:#x} on stream {reader.stream_id} in this place"
+            )
+        if not reader.left and reader.kind != HEADERS:
+            reader.kind = NO_FRAME  # an empty DATA or unknown frame says nothing
+        return after
+
+    def _section(self, reader: Reader, block: bytes, *, last: bool) -> bool:
+        """Decode and deliver a section; False when it must wait for the QPACK encoder stream."""
+        if len(block) > MAX_LINES:
+            self._bound_lines(block)
+        try:
+            control, section = self._decoder.feed_header(reader.stream_id, block)
+        except pylsqpack.StreamBlocked:
+            reader.blocked = True
+            self._quic.withhold(reader.stream_id)
+            return False
+        except pylsqpack.DecompressionFailed as exc:
+            raise ConnectionFault(QPACK_DECOMPRESSION_FAILED, "a field section does not decode") from exc
+        self._deliver(reader, control, section, last=last)
+        return True
+
+    def _bound_lines(self, block: bytes) -> None:
+        try:
+            lines = count_lines(block)
+        except IndexError:
+            return  # the decoder says what is wrong with it
+        if lines > MAX_LINES:
+            raise ConnectionFault(EXCESSIVE_LOAD, f"{lines} field lines in a section; at most {MAX_LINES} are read")
+
+    def _deliver(self, reader: Reader, control: bytes, section: Fields, *, last: bool) -> None:
+        if control:
+            self._quic.write(self._decoder_id, control)
+        size = section_size(section)
+        if size > self._limit:
+            self.detach(reader.stream_id)
+            reader.sink.on_oversized(size)
+        else:
+            reader.sink.on_section(section, last=last)
+
+    def _unblock(self, stream_id: int) -> None:
+        reader = self._readers[stream_id]
+        try:
+            control, section = self._decoder.resume_header(stream_id)
+        except pylsqpack.DecompressionFailed as exc:
+            raise ConnectionFault(QPACK_DECOMPRESSION_FAILED, "a field section does not decode") from exc
+        reader.blocked = False
+        self._quic.release(stream_id)
+        held, end = reader.held, reader.held_end
+        reader.held, reader.held_end = b"", False
+        try:
+            self._deliver(reader, control, section, last=end and not held)  # a FIN on its own was held too
+        except StreamFault as fault:
+            self.detach(stream_id)
+            reader.sink.on_fault(fault)
+        self._feed(reader, held, end)
+
+    # -- the peer's unidirectional streams -----------------------------------------------------------------------
+
+    def _receive_uni(self, stream_id: int, chunk: bytes, fin: bool) -> None:
+        reader = self._unis.get(stream_id)
+        if reader is None:
+            reader = self._unis[stream_id] = UniReader()
+        if reader.role == NO_FRAME:
+            chunk = reader.rest + chunk
+            role = read_varint(chunk, 0)
+            if role is None:
+                reader.rest = chunk
+                return
+            chunk, reader.rest = chunk[role[1] :], b""
+            self._assign(stream_id, reader, role[0])
+        if fin and stream_id in self._peer_roles.values():
+            raise ConnectionFault(CLOSED_CRITICAL_STREAM, f"critical stream {stream_id} ended")
+        self._role_bytes(reader, chunk)
+        if fin:
+            del self._unis[stream_id]
+
+    def _assign(self, stream_id: int, reader: UniReader, role: int) -> None:
+        reader.role = role
+        if role == PUSH:
+            # We never send MAX_PUSH_ID, so a server has no push id to use; a client may not push at all.
+            raise ConnectionFault(ID_ERROR if self._is_client else STREAM_CREATION_ERROR, "a push stream")
+        if role in (CONTROL, QPACK_ENCODER, QPACK_DECODER):
+            if role in self._peer_roles:
+                raise ConnectionFault(STREAM_CREATION_ERROR, f"a second stream of type {role}")
+            self._peer_roles[role] = stream_id
+
+    def _role_bytes(self, reader: UniReader, block: bytes) -> None:
+        if reader.role == CONTROL:
+            self._control_bytes(reader, block)
+        elif reader.role == QPACK_ENCODER:
+            try:
+                unblocked = self._decoder.feed_encoder(block)
+            except pylsqpack.EncoderStreamError as exc:
+                raise ConnectionFault(QPACK_ENCODER_STREAM_ERROR, "the encoder stream does not parse") from exc
+            for each in unblocked:
+                self._unblock(each)
+        elif reader.role == QPACK_DECODER:
+            try:
+                self._encoder.feed_decoder(block)
+            except pylsqpack.DecoderStreamError as exc:
+                raise ConnectionFault(QPACK_DECODER_STREAM_ERROR, "the decoder stream does not parse") from exc
+        # Any other type is unknown and its bytes are dropped (RFC 9114 6.2).
+
+    def _control_bytes(self, reader: UniReader, block: bytes) -> None:
+        if reader.rest:
+            block = reader.rest + block
+        at = 0
+        while at < len(block):
+            if reader.kind == NO_FRAME:
+                kind = read_varint(block, at)
+                length = read_varint(block, kind[1]) if kind is not None else None
+                if kind is None or length is None:
+                    break
+                reader.kind, (reader.left, at) = kind[0], length
+                self._check_control(reader.kind, reader.left)
+            wanted = reader.kind in (SETTINGS, GOAWAY)
+            stop = min(len(block), at + reader.left)
+            if wanted and stop - at < reader.left:
+                break
+            if wanted:
+                self._control_frame(reader.kind, block[at:stop])
+            # Anything else, PRIORITY_UPDATE (RFC 9218 7.2) and MAX_PUSH_ID among it, is passed over as it comes.
+            reader.left -= stop - at
+            if not reader.left:
+                reader.kind = NO_FRAME
+            at = stop
+        reader.rest = block[at:]
+
+    def _check_control(self, kind: int, length: int) -> None:
+        if kind != SETTINGS and self.settings is None:
+            raise ConnectionFault(MISSING_SETTINGS, f"frame {kind:#x} before SETTINGS")
+        if kind in NOT_ON_CONTROL or (kind == SETTINGS and self.settings is not None):
+            raise ConnectionFault(FRAME_UNEXPECTED, f"frame {kind:#x} on the control stream")
+        if kind == MAX_PUSH_ID and self._is_client:
+            raise ConnectionFault(FRAME_UNEXPECTED, "MAX_PUSH_ID from a server")
+        if kind in (SETTINGS, GOAWAY) and length > MAX_CONTROL_FRAME:
+            raise ConnectionFault(EXCESSIVE_LOAD, f"a control frame of {length} bytes")
+
+    def _control_frame(self, kind: int, payload: bytes) -> None:
+        if kind == SETTINGS:
+            self.settings = parse_settings(payload)
+            instructions = self._encoder.apply_settings(
+                max_table_capacity=min(self.settings.get(SETTING_TABLE_CAPACITY, 0), TABLE_CAPACITY),
+                blocked_streams=min(self.settings.get(SETTING_BLOCKED, 0), BLOCKED_STREAMS),
+            )
+            if instructions:
+                self._quic.write(self._encoder_id, instructions)
+            self._owner.on_settings()
+            return
+        number = read_varint(payload, 0)
+        if number is None or number[1] != len(payload):
+            raise ConnectionFault(FRAME_ERROR, "GOAWAY does not hold one number")
+        last = number[0]
+        # RFC 9114 5.2: an id may only go down, and a server names a request stream.
+        if (self._goaway is not None and last > self._goaway) or (self._is_client and last & 3):
+            raise ConnectionFault(ID_ERROR, f"GOAWAY {last} after {self._goaway}")
+        self._goaway = last
+        self._owner.on_goaway(last)
+
+
+def parse_settings(payload: bytes) -> dict[int, int]:
+    """SETTINGS as a mapping; raises ConnectionFault (RFC 9114 7.2.4)."""
+    settings: dict[int, int] = {}
+    at = 0
+    while at < len(payload):
+        key = read_varint(payload, at)
+        value = read_varint(payload, key[1]) if key is not None else None
+        if key is None or value is None:
+            raise ConnectionFault(FRAME_ERROR, "SETTINGS is cut short")
+        if key[0] in HTTP2_SETTINGS or key[0] in settings:
+            raise ConnectionFault(SETTINGS_ERROR, f"setting {key[0]:#x} is reserved or repeated")
+        settings[key[0]], at = value
+    if settings.get(SETTING_CONNECT, 0) > 1:
+        raise ConnectionFault(SETTINGS_ERROR, "SETTINGS_ENABLE_CONNECT_PROTOCOL is neither 0 nor 1")
+    return settings
