@@ -126,6 +126,7 @@ class WarmChannel:
         self._rtt_s = took_s if self._rtt_s is None else self._rtt_s + (took_s - self._rtt_s) / 8
         link.answers += 1
         self._quiet_since = now
+        self._wake_by(now + self.idle.close_after_s, now)
         errand.finish(reply)
 
     # --- connections -------------------------------------------------------------------------------------------------

@@ -179,6 +179,9 @@ class H2Connection(Connection):
 
     def data_received(self, data: bytes) -> None:
         self._rest()
+        if self.resets_next:
+            self.reset()
+            return
         for event in self.h2.receive_data(data):
             self._on(event)
         self.flush()
