@@ -11,7 +11,6 @@ may add to a message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from proxy.messages import Fields, RequestHead, ResponseHead
@@ -47,12 +46,12 @@ def is_loop(fields: Fields) -> bool:
     return sum(value.count(VIA_NAME) for name, value in fields if name.lower() == b"via") >= MAX_VIA_HOPS
 
 
-def request_fields(
-    head: RequestHead, *, peer: str, trusted: bool, version: str, edge_headers: Mapping[bytes, bytes]
-) -> Fields:
-    """The fields to send to an edge. `edge_headers`: lower-case names; they replace what the client sent by that name."""
+def request_fields(head: RequestHead, *, peer: str, trusted: bool, version: str, edge_fields: Fields) -> Fields:
+    """The fields to send to an edge. `edge_fields`: lower-case names; they replace what the client sent by that name."""
     dropped = PROXY_ONLY if trusted else FORWARDING | PROXY_ONLY
-    fields = [f for f in head.fields if (low := f[0].lower()) not in dropped and low not in edge_headers]
+    if edge_fields:
+        dropped = dropped.union(name for name, _ in edge_fields)
+    fields = [f for f in head.fields if f[0].lower() not in dropped]
     if trusted:
         _join_forwarding(fields, peer, head)
     else:
@@ -60,7 +59,7 @@ def request_fields(
         fields.append((b"x-forwarded-proto", head.scheme))
         fields.append((b"x-forwarded-host", head.authority))
     fields.append((b"via", (b"1.1 " if version == "h1" else b"2.0 " if version == "h2" else b"3.0 ") + VIA_NAME))
-    fields += edge_headers.items()
+    fields += edge_fields
     return fields
 
 

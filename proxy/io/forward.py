@@ -94,14 +94,14 @@ class ForwardProxy:
         for connecting in list(self._connecting):
             connecting.close_now()
 
-    async def dial(self, host: str, port: int) -> tuple[asyncio.Transport, TcpLeg]:
+    async def dial(self, host: str, port: int) -> TcpLeg:
         """A TCP connection to a name, by our resolver, addresses in turn with RFC 8305 pacing."""
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             endpoints = await self._resolver.endpoints(host, port)
             # Not the HTTPS record's port: the browser that wants that one asks for it by itself.
             connected = await connect_first(endpoints.addresses, port)
-            transport, leg = await asyncio.get_running_loop().create_connection(TcpLeg, sock=connected.sock)
-            return cast(asyncio.Transport, transport), leg
+            _, leg = await asyncio.get_running_loop().create_connection(TcpLeg, sock=connected.sock)
+            return leg
 
 
 class _Connecting:
@@ -119,7 +119,7 @@ class _Connecting:
 
     async def _connect(self, host: str, port: int) -> None:
         try:
-            _, edge = await self._proxy.dial(host, port)
+            edge = await self._proxy.dial(host, port)
         except TimeoutError:
             self._fail(504, "connect_timeout", f"no connection to {self._name} within {CONNECT_TIMEOUT_S:g} s")
             return

@@ -59,7 +59,7 @@ async def listen_tcp(
     service: Service,
     *,
     tls: ssl.SSLContext | None,
-    observe: Callable[[ssl.SSLObject], None] | None = None,
+    observe: Callable[[ssl.SSLObject], object] | None = None,
     sock: socket.socket | None = None,
 ) -> TcpListener:
     """Accept connections for `service` until the listener is closed. `observe` sees each finished TLS handshake."""
@@ -69,15 +69,20 @@ async def listen_tcp(
         return _Arrival(listen, service, observe)
 
     loop = asyncio.get_running_loop()
-    options: dict[str, float] = {"ssl_handshake_timeout": service.limits.header_timeout_s} if tls is not None else {}
-    server = await loop.create_server(made, sock=sock, ssl=tls, backlog=BACKLOG, **options)  # type: ignore[arg-type]
+    server = await loop.create_server(
+        made,
+        sock=sock,
+        ssl=tls,
+        backlog=BACKLOG,
+        ssl_handshake_timeout=service.limits.header_timeout_s if tls is not None else None,
+    )
     return TcpListener(listen, server)
 
 
 class _Arrival(asyncio.Protocol):
     """A connection whose version is not known yet; it hands the transport over and is gone."""
 
-    def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], None] | None) -> None:
+    def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], object] | None) -> None:
         self._listen = listen
         self._service = service
         self._observe = observe

@@ -26,8 +26,9 @@ from proxy import errors, headers
 from proxy.exchange import Event, Phase, Step, decide
 from proxy.failover import SAFE_METHODS, Attempts, Dial, GiveUp
 from proxy.io.edges import EdgeState, PoolState
+from proxy.io.reopening import Reopening
 from proxy.io.rims import DialMarks, Origin
-from proxy.io.upgrades import Tunnel, join
+from proxy.io.upgrades import PlainTunnel, Tunnel, join_websocket
 from proxy.messages import NOBODY, Abort, Cause, Fields, Leg, Party, RequestHead, ResponseHead, Stage
 from proxy.redirects import Redirection, follow
 from proxy.routing import host_of, is_loopback
@@ -88,10 +89,11 @@ class Exchange:
     """One request and its answer, from the head to the end."""
 
     __slots__ = (
-        "__weakref__", "_abort", "_attempts", "_client", "_client_ended", "_client_full", "_command", "_continued", "_edge",
-        "_edge_begun", "_edge_full", "_held_back", "_kept", "_kept_bytes", "_leg", "_marks", "_opening", "_phase", "_relay",
-        "_side", "_status", "_target", "_trailers", "_tunnel", "bytes_in", "bytes_out", "deadline", "head", "id", "observer",
-        "origin", "pool", "started_at", "total_deadline", "waterfall",
+        "__weakref__", "_abort", "_attempts", "_client", "_client_ended", "_client_full", "_command", "_continued",
+        "_edge", "_edge_begun", "_edge_full", "_held_back", "_kept", "_kept_bytes", "_leg", "_marks", "_opening",
+        "_phase", "_relay", "_reopening", "_side", "_status", "_target", "_trailers", "_tunnel", "bytes_in",
+        "bytes_out", "deadline", "head", "id", "observer", "origin", "pool", "started_at", "total_deadline",
+        "waterfall",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +121,7 @@ class Exchange:
         self._client_ended = self._client_full = self._edge_full = self._held_back = self._continued = False
         self._trailers: Fields = []
         self._tunnel: Tunnel | None = None
+        self._reopening: Reopening | None = None
         self._status = 0
         self._abort: Abort | None = None
         self.observer: Observer | None = None
@@ -151,18 +154,54 @@ class Exchange:
         )
         command = self._attempts.first(now)
         if isinstance(command, GiveUp):
-            self._give_up(command.abort)
+            self._shed(now)
         else:
             self._dial(command)
+
+    def _shed(self, now: float) -> None:
+        """Nobody may be tried: say why and when to come again, rather than queue without bound."""
+        shed = self.pool.shed(now)
+        self._abort = Abort(Party.US, Stage.CONNECT, Cause.REFUSED, shed.reason, unprocessed=True)
+        self._phase = Phase.OVER
+        dialect = errors.dialect_of(self._target)
+        self._say(
+            *errors.own_answer(
+                503,
+                f"pool {self.pool.config.name}: {shed.reason}",
+                code="no_edge_available",
+                dialect=dialect,
+                should_retry=True,
+                retry_after_s=shed.retry_after_s,
+            )
+        )
+        self._over()
 
     def _dial(self, command: Dial) -> None:
         self._command = command
         edge = self._edge = self.pool.edges[command.edge_id]
+        if edge.config.standby and self._offers_redirect:
+            self._send_to_standby(edge)
+            return
         edge.begin(self._relay.clock())
         self._edge_begun = True
         self.deadline = float("inf")  # the dial has its own: timeouts.connect
         self._opening = opening = _Opening(self)
         edge.connections.open(opening, fresh=command.fresh, tunnel=bool(self.head.protocol))
+
+    @property
+    def _offers_redirect(self) -> bool:
+        return self.head.protocol == b"websocket" and self.pool.config.websocket.on_edge_failure == "redirect"
+
+    def _send_to_standby(self, edge: EdgeState) -> None:
+        """No active edge takes the upgrade: the client is told where the standby is (RFC 9110 15.4.8)."""
+        config = edge.config
+        scheme = "https" if config.is_tls else "http"
+        location = f"{scheme}://{config.authority}{config.base_path}".encode() + self._target
+        self._phase = Phase.OVER
+        message = "no active edge takes this WebSocket; a standby does"
+        dialect = errors.dialect_of(self._target)
+        self._say(*errors.own_answer(307, message, code="standby", dialect=dialect, fields=[(b"location", location)]))
+        self._over()
 
     def on_open(self, leg: Leg, marks: DialMarks) -> None:
         self._opening = None
@@ -250,7 +289,7 @@ class Exchange:
             peer=self.origin.peer,
             trusted=headers.is_trusted(self.origin.peer, self._relay.trusted),
             version=self.origin.version,
-            edge_headers=edge.header_fields,
+            edge_fields=edge.header_fields,
         )
         if self.origin.early_data:
             fields.append((b"early-data", b"1"))  # RFC 8470 5.1
@@ -474,7 +513,7 @@ class Exchange:
         assert edge is not None
         self._status = head.status
         self._kept = None
-        edge.note_status(head, now)
+        edge.note_status(head, now, ttfb_s=now - self.waterfall.opened)
         self.deadline = self._relay.now + self.pool.config.timeouts.idle_s
         if (content_type := head.get(b"content-type")) is not None and content_type[
             :17
@@ -556,9 +595,41 @@ class Exchange:
         self._step(Event.SWITCHED)
         fields = headers.response_fields(head, server_timing=b"", loopback=False)
         self._client.head(ResponseHead(101, fields, reason=head.reason))
-        self._tunnel = join(
-            self._client, self._leg, self.head.protocol, self.pool.config.websocket, on_over=self._tunnel_over
-        )
+        if self.head.protocol == b"websocket":
+            reopening = self._reopening = Reopening(self)
+            reconnect = None if self._offers_redirect else reopening.begin
+            websocket = self.pool.config.websocket
+            tunnel = join_websocket(self._client, self._leg, websocket, on_over=self._tunnel_over, reconnect=reconnect)
+            reopening.tunnel, reopening.accepted, self._tunnel = tunnel, head, tunnel
+        else:
+            self._tunnel = PlainTunnel(self._client, self._leg, self._tunnel_over)
+
+    # What a search for another edge needs of the exchange; see proxy.io.reopening.
+
+    @property
+    def is_over(self) -> bool:
+        return self._phase is Phase.OVER
+
+    def next_edge(self, abort: Abort) -> Dial | GiveUp:
+        """The current edge failed the tunnel: whom to try now."""
+        assert self._attempts is not None and self._edge is not None
+        now = self._relay.clock()
+        self._finish_edge(abort, now)
+        edge_id = self._edge.id
+        return self._attempts.on_failed(edge_id, abort, reused=False, replayable=True, method=self.head.method, now=now)
+
+    def open_edge(self, command: Dial, opening: Reopening) -> None:
+        edge = self._edge = self.pool.edges[command.edge_id]
+        edge.begin(self._relay.clock())
+        self._edge_begun = True
+        edge.connections.open(opening, fresh=command.fresh, tunnel=True)
+
+    def ask(self, leg: Leg, marks: DialMarks) -> None:
+        """Say the upgrade again, to another edge."""
+        assert self._edge is not None
+        self._marks = marks
+        leg.head(self._edge_head(self._edge, leg.version))
+        leg.end()
 
     def _tunnel_over(self, abort: Abort | None, bytes_in: int, bytes_out: int) -> None:
         """The tunnel has ended both legs by itself; `abort` when it was not a clean end."""
@@ -607,7 +678,9 @@ class Exchange:
                 if self.waterfall.head >= 0 <= self.waterfall.opened
                 else None
             )
-            self._edge.finish(abort, ttfb_s=ttfb, now=now)
+            # What the client or we ended says nothing about the edge.
+            fault = abort if abort is not None and abort.by is Party.EDGE else None
+            self._edge.finish(fault, ttfb, now, reused=self._marks.reused)
 
     def _over(self) -> None:
         relay = self._relay
@@ -618,7 +691,9 @@ class Exchange:
         self._client.receiver = NOBODY
         self._finish_edge(self._abort, now)
         relay.record(self._recorded(now))
-        self._leg = self._side = self._tunnel = None
+        if self._reopening is not None:
+            self._reopening.cancel()
+        self._leg = self._side = self._tunnel = self._reopening = None
 
     def _recorded(self, now: float) -> RequestRecord:
         head, marks, observer = self.head, self._marks, self.observer

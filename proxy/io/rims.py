@@ -58,7 +58,9 @@ class InboundConnection(Protocol):
 class Service(Protocol):
     """The gateway, as the inbound rims see it."""
 
-    limits: Limits
+    @property
+    def limits(self) -> Limits:
+        """The bounds for connections accepted from now on."""
 
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         """A request's head is whole. Sets `leg.receiver` before it returns. Never raises."""

@@ -102,12 +102,44 @@ class _Direction:
         self._other.resume()
 
 
-def join(client: Leg, edge: Leg, protocol: bytes, websocket: config.model.WebSocket, *, on_over: OnOver) -> Tunnel:
-    """Start the tunnel that fits the protocol; it has the legs from now on."""
-    if protocol != b"websocket":
-        return PlainTunnel(client, edge, on_over)
+class _WebSocket:
+    """A WebSocket tunnel as a Tunnel. `reconnect` asks for another edge: the answer is `attach` or `give_up`."""
 
-    def finished(end: TunnelEnd) -> None:
-        on_over(end.abort, end.bytes_in, end.bytes_out)
+    def __init__(
+        self,
+        client: Leg,
+        edge: Leg,
+        websocket: config.model.WebSocket,
+        on_over: OnOver,
+        reconnect: Callable[[], None] | None,
+    ) -> None:
+        self._on_over = on_over
+        self._tunnel = WebSocketTunnel(client, edge, websocket, on_finished=self._finished, reconnect=reconnect)
+        self.attach = self._tunnel.attach
+        self.give_up = self._tunnel.give_up
 
-    return WebSocketTunnel(client, edge, websocket, on_finished=finished, reconnect=None)
+    def drain(self) -> None:
+        self._tunnel.drain()
+
+    def close_now(self) -> None:
+        """The hard stop, after drain() had its time: whoever has not closed by now is cut."""
+        abort = Abort(Party.US, Stage.BODY, Cause.REFUSED, "stopping")
+        client = self._tunnel.client_receiver
+        client.leg.abort(abort)
+        client.on_abort(abort)
+
+    def _finished(self, end: TunnelEnd) -> None:
+        abort = Abort(end.by, Stage.BODY, end.cause, end.detail, end.code) if end.cause is not None else None
+        self._on_over(abort, end.bytes_up, end.bytes_down)
+
+
+def join_websocket(
+    client: Leg,
+    edge: Leg,
+    websocket: config.model.WebSocket,
+    *,
+    on_over: OnOver,
+    reconnect: Callable[[], None] | None,
+) -> _WebSocket:
+    """Start a WebSocket tunnel; it has the legs from now on."""
+    return _WebSocket(client, edge, websocket, on_over, reconnect)
