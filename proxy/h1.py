@@ -223,8 +223,14 @@ def parse_request(raw: bytes, scheme: bytes) -> tuple[RequestHead, Framing]:
     head = RequestHead(method, target, scheme, authority, _without_nominated(fields, special.connection), length)
     head.expect_continue = not framing.http10 and special.expect.lower() == b"100-continue"
     if special.upgrade and b"upgrade" in special.connection and not framing.http10:
-        head.protocol = special.upgrade[0].split(b",")[0].strip(b" \t").lower()
+        head.protocol = _switchable(special.upgrade[0].split(b",")[0].strip(b" \t").lower(), length)
     return head, framing
+
+
+def _switchable(token: bytes, length: int | None) -> bytes:
+    """The protocol to switch to, or b"": an Upgrade may always be ignored (RFC 9110 7.8). With a body there are two
+    readings of where it ends, and h2c would carry requests past our eyes."""
+    return token if length == 0 and token not in (b"h2c", b"tls/1.0") and TOKEN.fullmatch(token) else b""
 
 
 def _request_framing(special: _Special, framing: Framing) -> int | None:

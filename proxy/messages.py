@@ -39,7 +39,8 @@ class RequestHead:
     `length`: 0 no body, n bytes announced, None a body that says its own end.
     `protocol`: b"websocket" for an Upgrade (h1) or an extended CONNECT (RFC 8441, 9220) alike: both arrive with
     method GET and carry b"websocket" here; each rim turns them into its own form and back. For any other h1 Upgrade,
-    the lower-cased token that was asked for. b"" otherwise.
+    the lower-cased token that was asked for. b"" otherwise. A request with a protocol has no end of its own: neither
+    on_end nor end() is said for it, what comes later is the half-close of the tunnel.
     `expect_continue`: the client waits for 100 before it sends the body (RFC 9110 10.1.1).
     """
 

@@ -188,7 +188,8 @@ class H1ServerConnection(asyncio.Protocol):
             self._on_body(rest, 0)
         elif self._phase is Phase.ANSWER:
             self._keep_for_later(b"")
-            leg.receiver.on_end()
+            if not head.protocol:
+                leg.receiver.on_end()
 
     def _on_body(self, chunk: bytes, start: int) -> None:
         leg, reader = self._leg, self._reader

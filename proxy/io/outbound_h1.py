@@ -209,7 +209,7 @@ class H1EdgeLeg:
         if self._dead:
             return
         self._method = head.method
-        self._upgrade = bool(head.protocol)
+        self._upgrade = self._sent_whole = bool(head.protocol)
         raw, self._chunked = write_request(head)
         self._connection.write_soon(raw)
 
@@ -301,7 +301,7 @@ class H1EdgeLeg:
         if not self._upgrade:
             raise HeadError("101 that nobody asked for")
         self._tunnel = self._answered = True
-        self._keep_alive = False
+        self._keep_alive = self._sent_whole = False
         early, self._buffer = self._buffer, b""
         self._reader = CloseReader()
         self.receiver.on_head(head)

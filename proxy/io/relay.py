@@ -118,7 +118,8 @@ class Exchange:
         self._marks = DialMarks()
         self._kept: list[bytes] | None = []
         self._kept_bytes = 0
-        self._client_ended = self._client_full = self._edge_full = self._held_back = self._continued = False
+        self._client_ended = bool(head.protocol)  # an upgrade has no end of its own
+        self._client_full = self._edge_full = self._held_back = self._continued = False
         self._trailers: Fields = []
         self._tunnel: Tunnel | None = None
         self._reopening: Reopening | None = None
@@ -308,6 +309,8 @@ class Exchange:
 
     def _end_request(self, leg: Leg) -> None:
         self.waterfall.sent = self._relay.clock()
+        if self.head.protocol:
+            return
         if self._trailers:
             leg.trailers(self._trailers)
         leg.end()
@@ -629,7 +632,6 @@ class Exchange:
         assert self._edge is not None
         self._marks = marks
         leg.head(self._edge_head(self._edge, leg.version))
-        leg.end()
 
     def _tunnel_over(self, abort: Abort | None, bytes_in: int, bytes_out: int) -> None:
         """The tunnel has ended both legs by itself; `abort` when it was not a clean end."""
