@@ -11,8 +11,9 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import h2.exceptions
 import h11
 from aioquic.asyncio.client import connect as connect_quic
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.h3.connection import H3_ALPN, H3Connection
+from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamReset
@@ -151,7 +152,7 @@ async def _ask_h2(target: Target, request: Request, recorder: Recorder) -> None:
     wire = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
     try:
         wire.initiate_connection()
-        wire.send_headers(1, _pseudo(target, request), end_stream=not request.body)
+        wire.send_headers(1, pseudo_fields(target, request), end_stream=not request.body)
         if request.body:
             wire.send_data(1, request.body, end_stream=True)
         writer.write(wire.data_to_send())
@@ -183,18 +184,26 @@ def _on_h2(wire: h2.connection.H2Connection, event: h2.events.Event, recorder: R
 
 
 async def _ask_h3(target: Target, request: Request, recorder: Recorder) -> None:
-    configuration = QuicConfiguration(is_client=True, alpn_protocols=H3_ALPN, server_name=target.server_name)
+    async with connect_h3(target, recorder) as client:
+        client.send(pseudo_fields(target, request), request.body)
+        recorder.sent()
+        try:
+            await recorder.done.wait()
+        except asyncio.CancelledError:
+            client.leave()
+            raise
+
+
+@contextlib.asynccontextmanager
+async def connect_h3(target: Target, recorder: Recorder) -> AsyncIterator[H3Client]:
+    """A QUIC connection that tells `recorder` what comes on it."""
     assert target.ca_file is not None, "h3 has no form without TLS"
+    configuration = QuicConfiguration(is_client=True, alpn_protocols=H3_ALPN, server_name=target.server_name)
     configuration.load_verify_locations(cafile=str(target.ca_file))
-
-    def new(*args: Any, **kwargs: Any) -> H3Client:
-        return H3Client(*args, recorder=recorder, **kwargs)
-
+    new = partial(H3Client, recorder=recorder)
     async with connect_quic(target.address, target.port, configuration=configuration, create_protocol=new) as client:
         assert isinstance(client, H3Client)
-        client.send(_pseudo(target, request), request.body)
-        recorder.sent()
-        await recorder.done.wait()
+        yield client
 
 
 class H3Client(QuicConnectionProtocol):
@@ -204,9 +213,15 @@ class H3Client(QuicConnectionProtocol):
         super().__init__(*args, **kwargs)
         self._h3 = H3Connection(self._quic)
         self._recorder = recorder
+        self._stream_id = 0
+
+    def leave(self) -> None:
+        """Ask for no more of the answer (STOP_SENDING); the connection stays."""
+        self._quic.stop_stream(self._stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+        self.transmit()
 
     def send(self, head: list[tuple[bytes, bytes]], body: bytes) -> None:
-        stream_id = self._quic.get_next_available_stream_id()
+        stream_id = self._stream_id = self._quic.get_next_available_stream_id()
         self._h3.send_headers(stream_id, head, end_stream=not body)
         if body:
             self._h3.send_data(stream_id, body, end_stream=True)
@@ -294,7 +309,8 @@ def _wire(made: bytes | None) -> bytes:
     return made or b""
 
 
-def _pseudo(target: Target, request: Request) -> list[tuple[bytes, bytes]]:
+def pseudo_fields(target: Target, request: Request) -> list[tuple[bytes, bytes]]:
+    """A request's head in the form of h2 and h3."""
     pseudo = [
         (b":method", request.method.encode()),
         (b":scheme", b"https"),

@@ -17,7 +17,7 @@ import websockets
 
 from config.load import load
 from headrace.lab import Lab
-from headrace.lab.clients import VERSIONS, Request, Target, ask, handshake
+from headrace.lab.clients import VERSIONS, Recorder, Request, Target, ask, connect_h3, handshake, pseudo_fields
 from headrace.lab.dialects import CHAT
 
 ASKED = [{"role": "user", "content": "why does water fall?"}]
@@ -331,17 +331,17 @@ async def test_a_cut_never_ends_cleanly_over_each_version(lab: Lab, version: str
     assert answer.ending
 
 
-async def test_leaving_over_h3_stops_the_model(lab: Lab) -> None:
+async def test_leaving_over_h3_stops_the_model_while_the_connection_lives(lab: Lab) -> None:
     edge = lab.edges["edge-a"]
     edge.controls.first_token_s = 30.0
     body = json.dumps({"model": "lab-small", "messages": ASKED, "stream": True}).encode()
-    asking = asyncio.ensure_future(ask("h3", target(lab), Request("POST", "/v1/chat/completions", body)))
-    await edge.tally.until("running", 1)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    await edge.tally.until("cancelled", 1)
-    await edge.tally.until("running", 0)
+    async with connect_h3(target(lab), Recorder("h3")) as client:
+        client.send(pseudo_fields(target(lab), Request("POST", "/v1/chat/completions")), body)
+        await edge.tally.until("running", 1)
+        client.leave()
+        await edge.tally.until("cancelled", 1)
+        await edge.tally.until("running", 0)
+        assert edge.connections == 1
 
 
 async def test_the_second_handshake_is_resumed(lab: Lab) -> None:
