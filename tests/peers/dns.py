@@ -231,9 +231,10 @@ class Peer(asyncio.DatagramProtocol):
         idle_s: float = 0.0,
         max_streams: int = 0,
         port: int = 0,
+        host: str = HOST,
     ) -> None:
         self.script, self.kind, self.authority = script, kind, authority
-        self.idle_s, self.max_streams, self.port = idle_s, max_streams, port
+        self.idle_s, self.max_streams, self.host, self.port = idle_s, max_streams, host, port
         self.asks: list[Ask] = []
         self.connections: list[Connection] = []
         self.dark = False  # hears everything, answers nothing
@@ -245,10 +246,10 @@ class Peer(asyncio.DatagramProtocol):
     async def __aenter__(self) -> Peer:
         loop = asyncio.get_running_loop()
         make = H2Connection if self.kind == "https" else Connection
-        self._server = await loop.create_server(lambda: make(self), HOST, self.port, ssl=self._tls())
+        self._server = await loop.create_server(lambda: make(self), self.host, self.port, ssl=self._tls())
         self.port = self._server.sockets[0].getsockname()[1]
         if self.kind == "udp":
-            self.udp, _ = await loop.create_datagram_endpoint(lambda: self, (HOST, self.port))
+            self.udp, _ = await loop.create_datagram_endpoint(lambda: self, (self.host, self.port))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -281,7 +282,7 @@ class Peer(asyncio.DatagramProtocol):
         """The configuration that leads to this peer."""
         ca_file = self.authority.ca_file if self.authority else ""
         path = "/dns-query" if self.kind == "https" else ""
-        return DnsUpstream(self.kind, "localhost", self.port, path, (HOST,), ca_file=ca_file)
+        return DnsUpstream(self.kind, "localhost", self.port, path, (self.host,), ca_file=ca_file)
 
     def seen(self, name: str, rdtype: str = "") -> list[Ask]:
         return [a for a in self.asks if a.name == name.lower() + "." and rdtype in ("", a.rdtype)]
