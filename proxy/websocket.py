@@ -41,6 +41,7 @@ class Op(IntEnum):
 class Code(IntEnum):
     """Close codes that we send, and NO_STATUS, which stands for an empty close (RFC 6455 7.4.1)."""
 
+    NORMAL = 1000
     GOING_AWAY = 1001
     NO_STATUS = 1005
     INTERNAL = 1011  # openai-python reconnects on it; on 1014, "bad gateway", it does not
