@@ -5,10 +5,11 @@ lower-cased question with DO and CD (and the scope: a zone's answers are nobody 
 all its types, and looked for at every parent of a name (RFC 8020).
 
      put -> probation (a tenth) --seen again--> protected --seen since--> protected again
-                  |                                 |
-                  +--never seen: out                +--not seen since: out
+       |          |                                 ^                |
+       |          +--never seen: out, leaves a hash |                +--not seen since: out
+       +--its hash is still known-------------------+
 
-Eviction is S3-FIFO's idea without its ghosts: a flood of names that are asked once passes through the probation queue
+Eviction is S3-FIFO (Yang et al., SOSP 2023): a flood of names that are asked once passes through the probation queue
 and leaves the others alone, and a hit is one increment, no reordering. `cachetools` was weighed: its LRU relinks on
 every hit and a flood empties it, and its TTL caches drop what has expired, which is just what serve-stale needs.
 
@@ -78,6 +79,7 @@ class Cache:
         self.evicted = 0
         self._probation: OrderedDict[bytes, Entry] = OrderedDict()
         self._protected: OrderedDict[bytes, Entry] = OrderedDict()
+        self._ghosts: OrderedDict[int, None] = OrderedDict()  # hashes of keys that left probation, at most `entries`
 
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
@@ -153,7 +155,9 @@ class Cache:
         refresh_at = expires_at - (expires_at - stored_at) * PREFETCH_SHARE if self.prefetch else float("inf")
         entry = self.peek(key)
         if entry is None:
-            entry = self._probation[key] = Entry(key, answer, source, stored_at, expires_at, refresh_at)
+            known = self._ghosts.pop(hash(key), self) is None
+            entry = Entry(key, answer, source, stored_at, expires_at, refresh_at, protected=known)
+            (self._protected if known else self._probation)[key] = entry
         else:
             self._account(entry, -entry.size)
             entry.answer, entry.source, entry.stored_at = answer, source, stored_at
@@ -174,6 +178,8 @@ class Cache:
         queue = self._probation if self._probation_is_full() else self._protected
         key, entry = queue.popitem(last=False)
         if not entry.seen:
+            if not entry.protected:
+                self._remember(key)
             self._drop(entry)
             return
         entry.seen = entry.seen - 1 if entry.protected else 0
@@ -181,6 +187,11 @@ class Cache:
             self._on_probation -= entry.size
             entry.protected = True
         self._protected[key] = entry
+
+    def _remember(self, key: bytes) -> None:
+        self._ghosts[hash(key)] = None
+        if len(self._ghosts) > self.entries:
+            self._ghosts.popitem(last=False)
 
     def _probation_is_full(self) -> bool:
         """A tenth of either bound: large answers asked once must not push out small ones that are used."""
@@ -206,6 +217,7 @@ class Cache:
 
     def flush(self, name: bytes | None = None) -> int:
         """Forgets everything, or every type of `name` and of all names below it; how many entries that were."""
+        self._ghosts.clear()
         victims = [e.key for e in self if name is None or name in w.suffixes(name_of(e.key))]
         return sum(self.remove(key) for key in victims)
 
