@@ -111,6 +111,7 @@ DNS_CACHE = Table(
     model.DnsCache(),
     (
         Key("entries", Number(0, 10_000_000)),
+        Key("size", Size(64 * KIB, 64 * 1024 * MIB), ("size_bytes",)),
         Key("min_ttl", Duration(high=DAY_S), ("min_ttl_s",)),
         Key("max_ttl", Duration(high=7 * DAY_S), ("max_ttl_s",)),
         Key("max_negative_ttl", Duration(high=DAY_S), ("max_negative_ttl_s",)),

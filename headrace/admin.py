@@ -55,7 +55,7 @@ class Operations(Protocol):
     def tickets(self) -> dict[str, object]: ...
     def resolver(self) -> dict[str, object]: ...
     def metrics(self) -> str: ...
-    def rotate_tickets(self) -> dict[str, object]: ...
+    async def rotate_tickets(self) -> dict[str, object]: ...
     def flush_resolver(self, name: str | None) -> dict[str, object]: ...
     async def query(self, name: str, rdtype: str) -> dict[str, object]: ...
     async def reload(self) -> dict[str, object]: ...
@@ -164,7 +164,7 @@ async def _reload(operations: Operations, query: Query) -> dict[str, object]:
 
 
 async def _rotate(operations: Operations, query: Query) -> dict[str, object]:
-    return operations.rotate_tickets()
+    return await operations.rotate_tickets()
 
 
 async def _flush(operations: Operations, query: Query) -> dict[str, object]:
@@ -206,6 +206,11 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
+def _say_why_it_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("the admin interface ended", exc_info=task.exception())
+
+
 class AdminServer:
     """Serves an AdminApp on a socket that is bound already.
 
@@ -228,6 +233,7 @@ class AdminServer:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket.fileno())
         self._task = loop.create_task(self._serve(), name="admin")
+        self._task.add_done_callback(_say_why_it_ended)
 
     async def _serve(self) -> None:
         from hypercorn.asyncio import serve

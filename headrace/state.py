@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -69,6 +70,14 @@ def write_running(state_dir: Path, running: Running) -> None:
         write_private(state_dir / RUNNING, json.dumps(asdict(running)) + "\n")
     except OSError as exc:
         logger.warning("%s cannot be written (%s)", state_dir / RUNNING, exc.strerror)
+
+
+def forget_running(state_dir: Path) -> None:
+    """Remove what `write_running` wrote, if it is ours."""
+    running = read_running(state_dir / RUNNING)
+    if running is not None and running.pid == os.getpid():
+        with suppress(OSError):
+            (state_dir / RUNNING).unlink()
 
 
 def read_running(file: Path) -> Running | None:

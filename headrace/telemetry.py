@@ -11,7 +11,7 @@ import json
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from headrace.logs import LogOutput, redact, rfc3339
@@ -51,6 +51,10 @@ class Histogram:
         yield f"{name}_count{label_text(labels)} {running}"
 
 
+def _nobody_flushes() -> None:
+    """Until the daemon says who does."""
+
+
 class Telemetry:
     """What the daemon knows about finished requests."""
 
@@ -63,6 +67,8 @@ class Telemetry:
         self._pending: list[RequestRecord] = []
         self.unlogged = 0
         self.log_requests = True
+        self.on_pending: Callable[[], None] = _nobody_flushes
+        """Called when a first line waits for `flush_log`."""
 
     def record(self, record: RequestRecord) -> None:
         """Take a finished request. Microseconds: see the module's theory."""
@@ -74,6 +80,8 @@ class Telemetry:
             self._histogram(self._first_byte, pool).add(record.wall_s - record.parts.get("answer", 0.0))
         if not self.log_requests:
             return
+        if not self._pending:
+            self.on_pending()
         if len(self._pending) < PENDING:
             self._pending.append(record)
         else:
@@ -154,7 +162,7 @@ def label_text(labels: Labels) -> str:
 
 
 def record_fields(record: RequestRecord) -> dict[str, object]:
-    """A request for JSON: the path without query, times in milliseconds."""
+    """A request for JSON: the path without query, times in seconds."""
     return {
         "id": record.id,
         "time": rfc3339(record.started_at),
@@ -168,8 +176,8 @@ def record_fields(record: RequestRecord) -> dict[str, object]:
         "status": record.status,
         "outcome": record.outcome,
         "detail": redact(record.detail),
-        "wall_ms": milliseconds(record.wall_s),
-        "parts_ms": {name: milliseconds(record.parts[name]) for name in PARTS if name in record.parts},
+        "wall_s": round(record.wall_s, 6),
+        "parts": {name: round(record.parts[name], 6) for name in PARTS if name in record.parts},
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
         "retries": record.retries,
@@ -180,10 +188,6 @@ def record_fields(record: RequestRecord) -> dict[str, object]:
         "error_in_band": record.error_in_band,
         "usage": dict(record.usage),
     }
-
-
-def milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 3)
 
 
 def json_line(record: RequestRecord) -> str:

@@ -14,11 +14,12 @@ def ago(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
 
 
-def span(milliseconds: float) -> str:
+def span(seconds: float) -> str:
     """`0.4 ms`, `12 ms`, `1.24 s`."""
+    milliseconds = seconds * 1000
     if milliseconds < 10:
         return f"{milliseconds:.1f} ms"
-    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.2f} s"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{seconds:.2f} s"
 
 
 def size(count: int) -> str:

@@ -60,7 +60,7 @@ def _row(edge: dict[str, Any]) -> list[str]:
     return [
         edge["pool"],
         edge["id"] + (" (standby)" if edge["standby"] else ""),
-        edge["protocol"] or "-",
+        edge["version"] or edge["protocol"],
         _ms(edge["rtt_ms"]),
         _ms(edge["tls_ms"]),
         _ms(edge["ttfb_ms"]),

@@ -11,13 +11,13 @@ from headrace.console import put_json, say
 
 def run(args: argparse.Namespace) -> int:
     answer = Daemon(load_or_fail(args.config)).post("/reload")
-    problems = list(answer.get("problems", []))
+    problems = list(answer["problems"])
     if args.json:
         put_json({name: value for name, value in answer.items() if name != "version"})
     else:
         for problem in problems:
             say(problem)
-        for change in answer.get("changes", []):
-            say(change)
+        for note in answer["notes"]:
+            say(note)
         say("reloaded" if answer["applied"] else "nothing was changed: the old configuration goes on")
     return exits.OK if answer["applied"] else exits.USAGE

@@ -35,7 +35,7 @@ def lines(requests: list[dict[str, Any]]) -> list[str]:
 
 
 def _row(request: dict[str, Any]) -> list[str]:
-    parts = ", ".join(f"{name} {span(ms)}" for name, ms in request["parts_ms"].items() if ms >= 0.05)
+    parts = ", ".join(f"{name} {span(seconds)}" for name, seconds in request["parts"].items() if seconds >= 0.00005)
     flags = "".join(f", {flag}" for flag in ("reused", "resumed") if request[flag])
     outcome = "" if request["outcome"] == "ok" else f" {request['outcome']}"
     return [
@@ -45,7 +45,7 @@ def _row(request: dict[str, Any]) -> list[str]:
         f"{request['pool'] or '-'}/{request['edge'] or '-'}",
         f"{request['client_version']}>{request['edge_version'] or '-'}",
         f"{request['status'] or '-'}{outcome}",
-        span(request["wall_ms"]),
+        span(request["wall_s"]),
         size(request["bytes_in"]),
         size(request["bytes_out"]),
         parts + flags + (f", {request['retries']} retries" if request["retries"] else ""),

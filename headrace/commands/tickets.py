@@ -26,8 +26,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines(answer: dict[str, Any]) -> list[str]:
+    quic = answer["h3"]
     counts = f"handshakes: {answer['full']} full, {answer['resumed']} resumed"
+    counts += f"; over h3 {quic['full']} full, {quic['resumed']} resumed"
     if not answer["supported"]:
         return [f"tickets are OpenSSL's own: {answer['why_not']}", counts]
-    rows = [[key["id"], ago(key["age_s"]), key["role"], ago(key["drops_in_s"])] for key in answer["keys"]]
-    return [*table(["key", "age", "role", "dropped in"], rows), counts]
+    rows = [
+        [key["id"], ago(key["age_s"]), "seals and opens" if key["seals"] else "opens", ago(key["opens_for_s"])]
+        for key in answer["keys"]
+    ]
+    return [*table(["key", "age", "role", "opens for"], rows), counts]

@@ -1,0 +1,369 @@
+"""The composition root: build the parts, start them in order, reload them, stop them.
+
+      config -> UpstreamSet -> ResolverService -> EdgeSet -> Gateway -> listeners
+                TicketRing -> TlsIdentity ----------------------^       AdminServer beside
+
+Start: everything that can fail for a reason outside (certificate, ports) comes before anything is served for long; a port
+that is taken ends the start with exit code 1, and nothing stays open. Reload: the file is read whole, new listeners are
+opened, and only then is anything changed; a bad file changes nothing. Stop: take nothing new, let streams end for
+`drain_timeout`, then abort what is left; a second signal aborts at once.
+
+Owner: `serve` owns the loop and this object; this object owns every part. `run` is the one task that ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import ssl
+import time
+from collections.abc import Awaitable, Coroutine, Sequence
+
+from config.load import ConfigError, Loaded, find_file, load
+from config.model import Config
+from headrace import exits, identity, logs, state
+from headrace.admin import AdminApp, AdminServer
+from headrace.listeners import Listeners, ListenFailed
+from headrace.operations import DaemonOperations
+from headrace.reload import Reloaded, needs_restart
+from headrace.service import Notifier
+from headrace.telemetry import Telemetry
+from proxy.io.edges import EdgeSet
+from proxy.io.gateway import Gateway
+from proxy.io.inbound_tcp import bind
+from proxy.io.tls import IdentityProblem, TicketRing, TlsIdentity
+from resolver.io.clock import now
+from resolver.io.doh_server import DohService
+from resolver.io.service import ResolverService
+from resolver.io.upstream_set import UpstreamSet
+
+FLUSH_S = 0.05
+"""Log lines of requests wait so long for company: one write for many."""
+DRAIN_LOOK_S = 0.02
+LINGER_S = 0.5
+"""After the last exchange: time for idle connections to say goodbye."""
+RENEW_S = 3600.0
+"""How often certificate files are looked at: ours are issued anew in time, others may be replaced at any time."""
+
+logger = logging.getLogger("headrace.daemon")
+
+
+def serve(loaded: Loaded, *, named: str | None) -> int:
+    """Run until a signal; the exit code. `named`: the file of the command line, read again on reload."""
+    import uvloop
+
+    output = logs.set_up_logging(loaded.config.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(_log_unexpected)
+        return runner.run(Daemon(loaded, named=named, output=output).run())
+
+
+class Daemon:
+    """Every part of the running program, and the order in which they live."""
+
+    def __init__(self, loaded: Loaded, *, named: str | None, output: logs.LogOutput) -> None:
+        config = loaded.config
+        self.loaded = loaded
+        self.started_at = time.time()
+        self.telemetry = Telemetry()
+        self._named = named
+        self._output = output
+        self._log_json = logs.wants_json(config.log, 2)
+        self._signals = 0
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self.certificate: identity.Certificate | None = None
+        self.identity: TlsIdentity | None = None
+        self.admin: AdminServer | None = None
+        self.notifier = Notifier()
+        self._build(config)
+
+    def _build(self, config: Config) -> None:
+        self.upstreams = UpstreamSet(config.resolver, clock=now)
+        self.resolver = ResolverService(
+            config.resolver, state_dir=config.state_dir, upstreams=self.upstreams, clock=now
+        )
+        self.doh = DohService(self.resolver, config.resolver.doh_path)
+        self.edges = EdgeSet(resolver=self.resolver, clock=now)
+        self.gateway = Gateway(
+            edges=self.edges, resolver=self.resolver, doh=self.doh, clock=now, record=self.telemetry.record
+        )
+        self.listeners = Listeners(self.gateway, self.resolver)
+        self.telemetry.on_pending = self._flush_soon
+
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
+
+    @property
+    def log_lines_dropped(self) -> int:
+        return self._output.dropped
+
+    # ---------------------------------------------------------------- life
+
+    async def run(self) -> int:
+        """Serve until told to stop. Every part is closed when this returns, however it does."""
+        self._hear_signals()
+        try:
+            await self._start()
+        except ListenFailed as exc:
+            for reason in exc.reasons:
+                logger.error("cannot start: %s", reason)  # noqa: TRY400 - the reason is all there is to say
+            return await self._give_up(exits.NEEDS_PRIVILEGE if exc.privilege else exits.PROBLEM)
+        except (IdentityProblem, OSError) as exc:
+            logger.error("cannot start: %s", exc)  # noqa: TRY400
+            return await self._give_up(exits.PROBLEM)
+        try:
+            await self._stop.wait()
+        finally:
+            await self._drain()
+            await self._close()
+        return exits.OK
+
+    async def _give_up(self, code: int) -> int:
+        await self._close()
+        return code
+
+    async def _start(self) -> None:
+        config = self.config
+        try:
+            state.ensure_folder(config.state_dir)
+        except OSError as exc:
+            logger.warning("%s cannot be used (%s): nothing outlives this process", config.state_dir, exc.strerror)
+        self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
+        self._make_identity(config)
+        self._apply(config)
+        await self.listeners.open(config.proxy.listen, self.identity, config.tls.tickets)
+        await self.resolver.start()
+        await self.listeners.open(config.resolver.listen, self.identity, config.tls.tickets)
+        self._start_admin(config)
+        self.edges.start()
+        await self.ring.start()
+        await self.listeners.load_quic()
+        self._spawn(self._keep_certificate(), "certificate")
+        self._say_ready()
+
+    def _make_identity(self, config: Config) -> None:
+        if identity.needs_certificate(config):
+            self.certificate = identity.certificate_for(config)
+            self.identity = TlsIdentity(
+                self.certificate.cert_file,
+                self.certificate.key_file,
+                ring=self.ring,
+                min_version=config.tls.min_version,
+            )
+
+    def _start_admin(self, config: Config) -> None:
+        operations = DaemonOperations(self)
+        token = config.admin.token.reveal() or state.admin_token(config.state_dir)
+        running = state.Running(os.getpid())
+        if config.admin.listen is not None:
+            try:
+                bound = bind(config.admin.listen)
+            except OSError as exc:
+                raise ListenFailed.of([(config.admin.listen, exc)]) from exc
+            self.admin = AdminServer(AdminApp(operations, token=token, metrics=config.admin.metrics), bound)
+            self.admin.start()
+            running = state.Running(os.getpid(), *self.admin.address)
+        state.write_running(config.state_dir, running)
+
+    def _say_ready(self) -> None:
+        for listen in self.listeners.addresses:
+            logger.info("listening on %s", listen)
+        took_ms = (time.time() - self.started_at) * 1000
+        logger.info("ready after %.0f ms, %d pools", took_ms, len(self.config.pools))
+        for note in self.loaded.notes:
+            logger.warning("%s", note)
+        # What exists now lives as long as the process: the collector need not walk it again.
+        gc.freeze()
+        self.notifier.ready(f"{len(self.listeners.addresses)} listeners, {len(self.config.pools)} pools")
+
+    async def _drain(self) -> None:
+        """Take nothing new and let what runs end, for `drain_timeout` at most."""
+        self.notifier.stopping()
+        self.listeners.drain()
+        self.gateway.drain()
+        give_up_at = now() + self.config.proxy.drain_timeout_s
+        active = self.gateway.active
+        if active:
+            logger.info("stopping: %d requests have %g s to end", active, self.config.proxy.drain_timeout_s)
+        while self.gateway.active and now() < give_up_at and not self._stop_now.is_set():
+            await self._look_again()
+        linger_until = now() + LINGER_S
+        while self.gateway.connections and now() < linger_until and not self._stop_now.is_set():
+            await self._look_again()
+        if self.gateway.active:
+            logger.warning("stopping: %d requests are cut off", self.gateway.active)
+        self.gateway.abort_all()
+
+    async def _look_again(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop_now.wait(), DRAIN_LOOK_S)
+
+    async def _close(self) -> None:
+        """Close every part, the ones that are asked last first. One that fails does not keep the others open."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._close_one(self.listeners.close())
+        if self.admin is not None:
+            await self._close_one(self.admin.close())
+        await self._close_one(self.edges.close())
+        await self._close_one(self.resolver.close())
+        await self._close_one(self.upstreams.close())
+        if hasattr(self, "ring"):
+            await self._close_one(self.ring.close())
+        self._flush()
+        state.forget_running(self.config.state_dir)
+        self.notifier.close()
+
+    async def _close_one(self, closing: Awaitable[None]) -> None:
+        try:
+            await closing
+        except Exception:
+            logger.exception("a part did not close")
+
+    # ---------------------------------------------------------------- signals
+
+    def _hear_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _on_stop_signal(self) -> None:
+        self._signals += 1
+        self._stop.set()
+        if self._signals > 1:
+            self._stop_now.set()
+
+    def _on_hangup(self) -> None:
+        self._spawn(self.reload(), "reload")
+
+    def _spawn(self, work: Coroutine[object, object, object], name: str) -> None:
+        """A task that `_close` cancels if it is still there."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---------------------------------------------------------------- reload
+
+    async def reload(self) -> Reloaded:
+        """Load the file again. What it says applies whole, or not at all; no open stream is broken either way."""
+        async with self._reloading:
+            self.notifier.reloading()
+            try:
+                reloaded = await self._reload()
+            except Exception:
+                logger.exception("reload failed; the configuration is unchanged")
+                reloaded = Reloaded(False, problems=("internal error; the log has the reason",))
+            self.notifier.ready("reloaded" if reloaded.applied else "reload refused: see the log")
+            return reloaded
+
+    async def _reload(self) -> Reloaded:
+        try:
+            loaded = await asyncio.to_thread(self._load_again)
+            waiting = await self._take(loaded)
+        except ConfigError as exc:
+            return self._refused([str(problem) for problem in exc.problems])
+        except ListenFailed as exc:
+            return self._refused(exc.reasons)
+        except (IdentityProblem, OSError, ValueError) as exc:
+            return self._refused([str(exc)])
+        logger.info("reloaded %s", loaded.file or "the defaults")
+        return Reloaded(True, notes=(*map(str, loaded.notes), *waiting))
+
+    def _load_again(self) -> Loaded:
+        return load(find_file(self._named, os.environ), os.environ)
+
+    @staticmethod
+    def _refused(problems: Sequence[str]) -> Reloaded:
+        for problem in problems:
+            logger.error("reload refused: %s", problem)
+        return Reloaded(False, problems=tuple(problems))
+
+    async def _take(self, loaded: Loaded) -> list[str]:
+        """Change over to another configuration. Raises before anything is changed. Returns what waits for a restart."""
+        old, new = self.config, loaded.config
+        certificate = await self._prove_certificate(new)
+        wanted = (*new.proxy.listen, *new.resolver.listen)
+        await self.listeners.open(wanted, self.identity, new.tls.tickets)
+        # From here on nothing may fail for a reason that the file could have: it applies whole.
+        self.loaded = loaded
+        self._use_certificate(certificate)
+        self.ring.configure(new.tls.tickets)
+        self.upstreams.reconfigure(new.resolver)
+        self.resolver.reconfigure(new.resolver)
+        self._apply(new)
+        self.listeners.remove(self.listeners.kept() - set(wanted), new.proxy.drain_timeout_s)
+        await self.listeners.load_quic()
+        waiting = needs_restart(old, new)
+        for line in (*map(str, loaded.notes), *waiting):
+            logger.warning("%s", line)
+        return waiting
+
+    def _apply(self, config: Config) -> None:
+        """Edges and routes change in one turn of the loop: no request sees a route to a pool that is not there."""
+        self.doh.path = config.resolver.doh_path.encode()
+        self.edges.apply(config.pools)
+        names = identity.own_names(self.certificate.cert_file) if self.certificate else []
+        self.gateway.apply(config, own_names=names)
+        self.telemetry.log_requests = config.log.level in ("debug", "info")
+        self._output = logs.set_up_logging(config.log)
+        self._log_json = logs.wants_json(config.log, 2)
+        if self.admin is not None:
+            self.admin.app.with_metrics = config.admin.metrics
+
+    # ---------------------------------------------------------------- certificate
+
+    async def _prove_certificate(self, config: Config) -> identity.Certificate | None:
+        """The files that `config` wants, known to fit. Raises IdentityProblem or OSError, and then nothing changed."""
+        if not identity.needs_certificate(config):
+            return self.certificate
+        certificate = await asyncio.to_thread(identity.certificate_for, config)
+        proved = TlsIdentity(
+            certificate.cert_file, certificate.key_file, ring=self.ring, min_version=config.tls.min_version
+        )
+        if self.identity is None:
+            self.identity, self.certificate = proved, certificate
+        return certificate
+
+    def _use_certificate(self, certificate: identity.Certificate | None) -> None:
+        if self.identity is None or certificate is None:
+            return
+        self.certificate = certificate
+        if self.identity.reload(certificate.cert_file, certificate.key_file):
+            logger.info("new handshakes show the certificate in %s", certificate.cert_file)
+            for quic in self.listeners.quic:
+                quic.renew_certificate()
+
+    async def _keep_certificate(self) -> None:
+        """Look at the files every hour, for as long as the daemon lives."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                self._use_certificate(await self._prove_certificate(self.config))
+            except (IdentityProblem, OSError, ValueError) as exc:
+                logger.error("the certificate cannot be renewed, the old one stays in use: %s", exc)  # noqa: TRY400
+
+    # ---------------------------------------------------------------- log of requests
+
+    def _flush_soon(self) -> None:
+        asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
+        self.telemetry.flush_log(self._output, as_json=self._log_json)
+
+
+def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """What a callback raised. The context's own repr is left out: it may show buffers."""
+    exc = context.get("exception")
+    error = exc if isinstance(exc, BaseException) else None
+    level = logging.DEBUG if isinstance(error, ssl.SSLError | ConnectionError) else logging.ERROR
+    logger.log(level, "in the event loop: %s", context.get("message", "unknown"), exc_info=error)

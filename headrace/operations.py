@@ -1,0 +1,125 @@
+"""What the admin interface may see and ask of the daemon, as plain JSON types."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from headrace.admin import Refused
+from headrace.commands.version import own_version
+from headrace.telemetry import gauges, record_fields
+from resolver.io.lookup import Resolved
+
+if TYPE_CHECKING:
+    from headrace.daemon import Daemon
+
+MAX_NAME = 255
+
+
+class DaemonOperations:
+    """Implements `headrace.admin.Operations`."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def status(self) -> dict[str, object]:
+        daemon = self._daemon
+        return {
+            "headrace": own_version(),
+            "pid": os.getpid(),
+            "uptime_s": round(time.time() - daemon.started_at, 3),
+            "config_file": str(daemon.loaded.file) if daemon.loaded.file else None,
+            "state_dir": str(daemon.config.state_dir),
+            "ca_file": daemon.certificate.ca_file if daemon.certificate else "",
+            "listeners": [str(listen) for listen in daemon.listeners.addresses],
+            "pools": [pool.name for pool in daemon.config.pools],
+            "active_requests": daemon.gateway.active,
+            "connections": daemon.gateway.connections,
+            "notes": [str(note) for note in daemon.loaded.notes],
+        }
+
+    def edges(self) -> dict[str, object]:
+        return {"edges": [asdict(view) for view in self._daemon.edges.views()]}
+
+    def requests(self, last: int) -> dict[str, object]:
+        return {"requests": [record_fields(record) for record in self._daemon.telemetry.last(last)]}
+
+    def tickets(self) -> dict[str, object]:
+        quic = [found.listener for found in self._daemon.listeners.quic if found.listener]
+        h3 = {
+            "full": sum(listener.full_handshakes for listener in quic),
+            "resumed": sum(listener.resumed_handshakes for listener in quic),
+        }
+        return {**asdict(self._daemon.ring.snapshot()), "h3": h3}
+
+    def resolver(self) -> dict[str, object]:
+        upstreams = [asdict(view) for view in self._daemon.upstreams.snapshot()]
+        return {"counts": self._daemon.resolver.stats(), "upstreams": upstreams}
+
+    async def rotate_tickets(self) -> dict[str, object]:
+        current = await self._daemon.ring.rotate()
+        return {"current": current, **self.tickets()}
+
+    def flush_resolver(self, name: str | None) -> dict[str, object]:
+        try:
+            return {"flushed": self._daemon.resolver.flush(name)}
+        except ValueError as exc:
+            raise Refused(400, str(exc)) from exc
+
+    async def query(self, name: str, rdtype: str) -> dict[str, object]:
+        if len(name) > MAX_NAME or len(rdtype) > 16:
+            raise Refused(400, f"a name has at most {MAX_NAME} characters")
+        try:
+            return resolved_fields(name, rdtype, await self._daemon.resolver.resolve(name, rdtype))
+        except ValueError as exc:
+            raise Refused(400, str(exc)) from exc
+
+    async def reload(self) -> dict[str, object]:
+        return asdict(await self._daemon.reload())
+
+    def metrics(self) -> str:
+        lines = [*self._daemon.telemetry.prometheus(), *self._edge_lines(), *self._own_lines()]
+        return "\n".join(lines) + "\n"
+
+    def _edge_lines(self) -> Iterator[str]:
+        views = self._daemon.edges.views()
+        labels = [(("pool", view.pool), ("edge", view.id)) for view in views]
+        for name, values in (
+            ("active", [view.active for view in views]),
+            ("live_weight", [view.live_weight for view in views]),
+            ("usable", [float(view.state in ("healthy", "degraded")) for view in views]),
+            ("rtt_seconds", [(view.rtt_ms or 0.0) / 1000 for view in views]),
+        ):
+            yield from gauges(f"headrace_edge_{name}", "gauge", zip(labels, values, strict=True))
+
+    def _own_lines(self) -> Iterator[str]:
+        daemon, tickets = self._daemon, self._daemon.ring.snapshot()
+        yield from gauges(
+            "headrace_tls_handshakes_total",
+            "counter",
+            [((("resumed", "no"),), tickets.full), ((("resumed", "yes"),), tickets.resumed)],
+        )
+        for name, value in daemon.resolver.stats().items():
+            yield from gauges(f"headrace_resolver_{name}", "gauge", [((), float(value))])
+        yield from gauges("headrace_active_requests", "gauge", [((), daemon.gateway.active)])
+        yield from gauges("headrace_connections", "gauge", [((), daemon.gateway.connections)])
+        yield from gauges("headrace_log_lines_dropped_total", "counter", [((), daemon.log_lines_dropped)])
+        yield from gauges("headrace_start_time_seconds", "gauge", [((), daemon.started_at)])
+
+
+def resolved_fields(name: str, rdtype: str, resolved: Resolved) -> dict[str, object]:
+    """An answer for `headrace query`, records in presentation form."""
+    rrsets = resolved.rrsets or resolved.authority
+    return {
+        "name": name,
+        "type": rdtype.upper(),
+        "rcode": resolved.rcode,
+        "records": [line for rrset in rrsets for line in rrset.to_text().splitlines()],
+        "ttl_s": resolved.ttl_s,
+        "source": resolved.source,
+        "took_s": round(resolved.took_s, 6),
+        "reasons": list(resolved.reasons),
+    }
