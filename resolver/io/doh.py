@@ -19,6 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import h2.config
 import h2.connection
@@ -123,9 +124,8 @@ class DohLink(asyncio.Protocol):
     # --- of the loop -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         tls = transport.get_extra_info("ssl_object")
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self.heard_at = self._clock()
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self._break(f"speaks {tls.selected_alpn_protocol() or 'no HTTP/2'}, not h2")

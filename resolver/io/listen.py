@@ -20,6 +20,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from config.model import Listen
 from resolver.io.service import DATAGRAM_LIMIT, STREAM_LIMIT, ResolverService
@@ -104,9 +105,8 @@ class StreamConnection(asyncio.Protocol):
     # --- what the transport says ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=HIGH_WATER)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self._open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -13,6 +13,7 @@ import os
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import cast
 
 from resolver import outgoing as o
 from resolver import wire as w
@@ -66,8 +67,7 @@ class StreamLink(asyncio.Protocol):
     # --- of the loop -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self.heard_at = self._clock()
 
     def data_received(self, chunk: bytes) -> None:
