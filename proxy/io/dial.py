@@ -138,12 +138,15 @@ def _reading(exc: BaseException) -> tuple[Cause, str]:
     return Cause.LOST, str(exc) or "closed during the handshake"
 
 
-async def connect_first(addresses: Sequence[str], port: int, *, step_s: float = STEP_S) -> Connected:
+async def connect_first(
+    addresses: Sequence[str], port: int, *, clock: Callable[[], float], step_s: float = STEP_S
+) -> Connected:
     """The first TCP connection of a staggered race (RFC 8305 5). Losers are closed: a SYN proves nothing.
+    `clock` measures: the time of uvloop's loop stands still within a turn, and a near edge would be 0 ms away.
 
     Raises DialError naming each address and what was seen there; asyncio.CancelledError closes all of it.
     """
-    race = _Race(addresses, port, step_s)
+    race = _Race(addresses, port, clock, step_s)
     try:
         return await race.won
     finally:
@@ -153,10 +156,10 @@ async def connect_first(addresses: Sequence[str], port: int, *, step_s: float = 
 class _Race:
     """Attempts in order, one more each `step_s`. `won` gets the first that connects, or DialError after the last."""
 
-    def __init__(self, addresses: Sequence[str], port: int, step_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], port: int, clock: Callable[[], float], step_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self.won: asyncio.Future[Connected] = self._loop.create_future()
-        self._port, self._step_s = port, step_s
+        self._port, self._clock, self._step_s = port, clock, step_s
         self._to_try = deque(addresses)
         self._open: dict[socket.socket, tuple[str, float]] = {}
         self._causes: list[str] = []
@@ -191,6 +194,7 @@ class _Race:
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             _keep_alive(sock)
+            started = self._clock()
             code = sock.connect_ex((address, self._port))
         except (OSError, ValueError) as exc:
             code = getattr(exc, "errno", None) or 0
@@ -202,7 +206,7 @@ class _Race:
             sock.close()
             self._failed(address, os.strerror(code).lower())
             return False
-        self._open[sock] = (address, self._loop.time())
+        self._open[sock] = (address, started)
         self._loop.add_writer(sock, self._ready, sock)
         return True
 
@@ -217,7 +221,7 @@ class _Race:
         elif self.won.done():
             sock.close()
         else:
-            self.won.set_result(Connected(sock, address, self._loop.time() - started))
+            self.won.set_result(Connected(sock, address, self._clock() - started))
 
     def _leave(self, sock: socket.socket) -> socket.socket:
         del self._open[sock]
@@ -280,6 +284,8 @@ class Dialler:
         self.strays: set[asyncio.Task[Dialled]] = (
             set()
         )  # races lost, not yet over; at most one QUIC and one TCP each dial
+        self.found: Endpoints | None = None
+        """The last answer of the resolver."""
         self.on_stray: Callable[[Dialled], None] = _close_stray
 
     @property
@@ -293,9 +299,10 @@ class Dialler:
         if self.is_fixed:
             return Endpoints(edge.addresses or (edge.host,), edge.port, (), FIXED_TTL_S)
         try:
-            return await self._resolver.endpoints(edge.host, edge.port)
+            self.found = await self._resolver.endpoints(edge.host, edge.port)
         except (ResolverError, OSError) as exc:
             raise DialError(failed_dial(exc, f"resolve {edge.host}")) from exc
+        return self.found
 
     async def dial(self, timeout_s: float, *, h1_only: bool = False) -> Dialled:
         """A connection, ready to open legs on. Raises DialError; `timeout_s` covers all of it."""
@@ -412,7 +419,7 @@ class Dialler:
         left = self._reach.order(edge.host, found.addresses, self._clock())
         while True:
             place[0] = "connect " + ", ".join(_place(address, found.port) for address in left[:4])
-            connected = await connect_first(left, found.port)
+            connected = await connect_first(left, found.port, clock=self._clock)
             self._reach.connected(edge.host, connected.address, left[0], self._clock())
             place[0] = f"{'tls' if edge.is_tls else 'connect'} {_place(connected.address, found.port)}"
             try:

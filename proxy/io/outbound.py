@@ -404,8 +404,12 @@ class EdgeConnections:
 
         A busy pool dials nothing new, and would stay with an address for days after the name has moved.
         """
-        if self._look_up_timer is None and self._look_up is None and not self._dialler.is_fixed and not self._retired:
-            self._schedule_look_up(LOOK_UP_MIN_S)
+        found = self._dialler.found
+        if found is None or self._retired:
+            return
+        self._found(frozenset(found.addresses))
+        if self._look_up_timer is None and self._look_up is None:
+            self._schedule_look_up(max(found.ttl_s, LOOK_UP_MIN_S))
 
     def _schedule_look_up(self, delay_s: float) -> None:
         self._look_up_timer = self._loop.call_later(delay_s, self._start_look_up)
