@@ -231,7 +231,7 @@ class Connection(FrameReader):
 
     def _give_back(self, size: int) -> None:
         self._owed += size
-        if self._owed * 2 >= self.limits.connection_window:
+        if self._owed * 2 >= self.limits.connection_window and self.failed is None:
             self._recv_window += self._owed
             self.sender.control(window_update(0, self._owed))
             self._owed = 0

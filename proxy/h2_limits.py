@@ -50,6 +50,8 @@ class Budget:
 
     def spend(self, now: float) -> None:
         """Take one; raises H2ConnectionError(ENHANCE_YOUR_CALM) when none is left. `now` in s, never going back."""
+        if self._left >= self._burst:
+            self._since = now
         self._left -= 1
         if self._left < 0:
             self._left = min(self._burst, self._left + (now - self._since) * self._per_s)
