@@ -29,6 +29,7 @@ _OWN_NAMES = {
     "ip6-loopback",
     "0.0.0.0",  # noqa: S104 - a name in lists, not an address to bind
 }
+_COMMENT = re.compile(r"\s#.*")
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\Z")
 
 
@@ -52,7 +53,8 @@ class Blocklist:
         rule = line.strip("\ufeff \t\r\n").lower()
         if not rule or rule[0] in "#!" or rule.startswith("["):
             return
-        words = rule.split("#", 1)[0].split()
+        # A comment stands behind white space: `example.com##.ad` is a rule for a browser, not the name before it.
+        words = _COMMENT.sub("", rule).split()
         if len(words) > 1 and words[0] in _HOSTS_ADDRESSES:
             for name in words[1:]:
                 self._add_name(name, self.exact)

@@ -12,6 +12,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import ceil, floor
 
 from resolver import wire as w
 from resolver.answer import Answer
@@ -45,7 +46,7 @@ def write(entries: Iterable[Entry], now: float, wall: float) -> bytes:
         if answer is None:
             continue
         source = entry.source.encode()[:255]
-        age_s, left_s = max(0, int(now - entry.stored_at)), int(entry.expires_at - now)
+        age_s, left_s = max(0, ceil(now - entry.stored_at)), floor(entry.expires_at - now)
         parts.append(_entry_head.pack(age_s, left_s, len(entry.key), len(source), len(answer.wire)))
         parts += (entry.key, source, answer.wire)
     body = b"".join(parts)
