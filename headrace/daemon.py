@@ -191,6 +191,7 @@ class Daemon:
         self.gateway.drain()
         give_up_at = now() + self.config.proxy.drain_timeout_s
         active = self.gateway.active
+        self.notifier.extend_timeout(self.config.proxy.drain_timeout_s + 2 * LINGER_S + 5.0)
         if active:
             logger.info("stopping: %d requests have %g s to end", active, self.config.proxy.drain_timeout_s)
         while self.gateway.active and now() < give_up_at and not self._stop_now.is_set():

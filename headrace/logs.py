@@ -54,8 +54,8 @@ class LogOutput:
     def write(self, lines: str) -> None:
         """Lines that the stream does not take now are dropped and counted; the next that fits says how many."""
         if self.dropped and self._is_writable():
-            dropped, self.dropped = self.dropped, 0
-            self.write(f"{dropped} log lines were dropped: the reader of the log was too slow\n")
+            lines = f"{self.dropped} log lines were dropped: the reader of the log was too slow\n" + lines
+            self.dropped = 0
         rest = memoryview(lines.encode("utf-8", "backslashreplace"))
         while rest:
             if not self._is_writable():
