@@ -117,7 +117,8 @@ class ResolverService:
         self._flights: Flights[Found] = Flights(self._fly, self._stopped)
         self._housekeeping: asyncio.Task[None] | None = None
         self._hosts_stamps: tuple[tuple[int, int], ...] = ()
-        self._counts = dict.fromkeys(("queries", "memo", "cache", "stale", "local", "policy", "failed", "upstream"), 0)
+        self._counts = dict.fromkeys(("queries", "cache", "stale", "local", "policy", "failed", "upstream"), 0)
+        self._memo_hits = 0
         self._apply(config)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -231,7 +232,8 @@ class ResolverService:
         if memo is not None:
             until, entry, answer, tail = memo
             if self._clock() < until and entry.answer is answer:
-                self._counts["memo"] += 1
+                entry.hits += 1
+                self._memo_hits += 1
                 return wire[:2] + tail
         asked = parse(wire)
         if isinstance(asked, bytes):
@@ -439,7 +441,8 @@ class ResolverService:
         memos = self._memos[sealed]
         if len(memos) >= _MOST_MEMOS:
             memos.clear()  # cheaper than order: each memo lives for a second, and its loss costs one parse
-        until = min(entry.stored_at + age_s + 1, entry.expires_at)
+        # Up to the time of prefetch, and not inside it: the hit that refreshes is one that the cache counts.
+        until = min(entry.stored_at + age_s + 1, entry.expires_at, entry.refresh_at)
         memos[wire[2:]] = _Memo(until, entry, answer, message[2:])
 
     # --- for the proxy and for people -----------------------------------------------------------------------------
@@ -469,6 +472,8 @@ class ResolverService:
     def stats(self) -> dict[str, int | float]:
         return {
             **self._counts,
+            "queries": self._counts["queries"] + self._memo_hits,
+            "memo": self._memo_hits,
             "entries": len(self._cache),
             "bytes": self._cache.used,
             "evicted": self._cache.evicted,
