@@ -438,6 +438,8 @@ class ResolverService:
         answer = entry.answer
         if answer is None or len(message) > min(question.size, _LARGEST_MEMO) or len(wire) > _LARGEST_MEMO:
             return
+        if message[2] & 0x02:
+            return  # cut for a datagram: over TCP the same bytes ask for all of it
         memos = self._memos[sealed]
         if len(memos) >= _MOST_MEMOS:
             memos.clear()  # cheaper than order: each memo lives for a second, and its loss costs one parse
