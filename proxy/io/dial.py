@@ -37,10 +37,16 @@ from resolver.endpoints import Endpoints
 from resolver.errors import ResolverError
 from resolver.io.tls_client import ResumingContext, client_context, was_resumed
 
-STEP_S = 0.250  # RFC 8305 8, "Connection Attempt Delay"
-QUIC_HEAD_START_S = 0.200  # with the 250 ms step still below the 300 ms that a black hole may cost
-QUIC_TIMEOUT_S = 3.0
 FIXED_TTL_S = 86_400.0  # of an address that the configuration names
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a dial waits before it tries the next thing; seconds."""
+
+    step_s: float = 0.250  # RFC 8305 8, "Connection Attempt Delay"
+    quic_head_start_s: float = 0.200  # below the 300 ms that blocked UDP may cost the first request
+    quic_timeout_s: float = 3.0
 
 
 class Resolves(Protocol):
@@ -139,7 +145,7 @@ def _reading(exc: BaseException) -> tuple[Cause, str]:
 
 
 async def connect_first(
-    addresses: Sequence[str], port: int, *, clock: Callable[[], float], step_s: float = STEP_S
+    addresses: Sequence[str], port: int, *, clock: Callable[[], float], step_s: float = 0.25
 ) -> Connected:
     """The first TCP connection of a staggered race (RFC 8305 5). Losers are closed: a SYN proves nothing.
     `clock` measures: the time of uvloop's loop stands still within a turn, and a near edge would be 0 ms away.
@@ -275,8 +281,10 @@ class Dialler:
         clock: Callable[[], float],
         rims: Rims | None = None,
         race_quic: bool = True,
+        pace: Pace | None = None,
     ) -> None:
         self.edge = edge
+        self._pace = pace or Pace()
         self._race_quic = race_quic
         self._resolver, self._reach, self._clock = resolver, reach, clock
         self._rims = rims or Rims()
@@ -333,7 +341,7 @@ class Dialler:
         edge = self.edge
         h3_only = edge.scheme == "h3" or edge.protocol == "h3"
         if h3_only and not h1_only:
-            return await self._quic(found, found.port, place, QUIC_TIMEOUT_S)
+            return await self._quic(found, found.port, place, self._pace.quic_timeout_s)
         port = None if h1_only else self._quic_port(found)
         if port is None:
             return await self._tcp(found, place, h1_only)
@@ -352,10 +360,10 @@ class Dialler:
     async def _race(self, found: Endpoints, port: int, place: list[str], timeout_s: float) -> Dialled:
         """QUIC with a head start against TCP. The loser becomes a stray: adopted when it connects after all."""
         edge, quic_place = self.edge, [""]
-        quic = asyncio.create_task(self._quic(found, port, quic_place, QUIC_TIMEOUT_S))
+        quic = asyncio.create_task(self._quic(found, port, quic_place, self._pace.quic_timeout_s))
         tcp: asyncio.Task[Dialled] | None = None
         try:
-            head_start_s = 0.0 if self._reach.quic_suspect(edge.host, edge.port) else QUIC_HEAD_START_S
+            head_start_s = 0.0 if self._reach.quic_suspect(edge.host, edge.port) else self._pace.quic_head_start_s
             await asyncio.wait({quic}, timeout=head_start_s)
             if quic.done() and quic.exception() is None:
                 self._reach.quic_worked(edge.host, edge.port)
@@ -419,7 +427,7 @@ class Dialler:
         left = self._reach.order(edge.host, found.addresses, self._clock())
         while True:
             place[0] = "connect " + ", ".join(_place(address, found.port) for address in left[:4])
-            connected = await connect_first(left, found.port, clock=self._clock)
+            connected = await connect_first(left, found.port, clock=self._clock, step_s=self._pace.step_s)
             self._reach.connected(edge.host, connected.address, left[0], self._clock())
             place[0] = f"{'tls' if edge.is_tls else 'connect'} {_place(connected.address, found.port)}"
             try:

@@ -14,7 +14,7 @@ start must not be a hundred handshakes to an edge that speaks h2.
 Who may cancel: the dial tasks and the look-up task are owned here, `close()` cancels them, nobody else does.
 `cancel(opening)` only leaves the line: its dial completes into the pool.
 
-Bounds: MAX_WAITING in a line, MAX_DIALS at a time, MAX_IDLE idle ones; whoever waits leaves the line by `connect_s`.
+Bounds: `PoolLimits`; whoever waits leaves the line by `connect_s`.
 What is in use is bounded by whoever opens (the edge's limiter).
 
 Rules for editing: 1. a connection without `room` is never handed out; 2. a callback may re-enter `open`: state is
@@ -28,22 +28,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from config.model import Edge
-from proxy.io.dial import DialError, Dialled, Dialler, Resolves, Rims
+from proxy.io.dial import DialError, Dialled, Dialler, Pace, Resolves, Rims
 from proxy.io.rims import DialMarks, EdgeConnection, Opening
 from proxy.messages import Abort, Cause, Party, Stage
 from proxy.reach import Reach
 from resolver.io.tls_client import remember
 
-MAX_WAITING = 1024
-MAX_DIALS = 64
-MAX_IDLE = 64
-IDLE_S = (
-    55.0  # servers close at 60 s (nginx 75, envoy 3600, the big providers 60 to 400): before them, or a POST is lost
-)
-HINT_MARGIN_S = 2.0  # taken off a server's Keep-Alive: timeout
-WARM_PAUSE_S = 15.0  # between dials that only keep warm: an edge that closes idle ones at once is not dialled all day
-LOOK_UP_MIN_S = 5.0
-LOOK_UP_IDLE_S = 30.0
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Bounds and times of one edge's connections."""
+
+    waiting: int = 1024
+    dials: int = 64
+    idle: int = 64
+    idle_s: float = 55.0
+    """Servers close at 60 s (nginx 75, envoy 3600, the big providers 60 to 400): before them, or a POST is lost."""
+    warm_pause_s: float = 15.0
+    """Between dials that only keep warm: an edge that closes idle ones at once is not dialled all day."""
+    look_up_s: float = 5.0
+    """At least this between look-ups of a name in use, whatever its TTL; `look_up_idle_s` when it was not used."""
+    look_up_idle_s: float = 30.0
+    hint_margin_s: float = 2.0  # taken off a server's Keep-Alive: timeout
 
 
 class _Held:
@@ -68,9 +74,9 @@ class _Held:
         if self.dialled.transport is not None:
             remember(self.dialled.transport)
 
-    def idle_limit_s(self) -> float:
+    def idle_limit_s(self, limits: PoolLimits) -> float:
         hint_s: float = getattr(self.connection, "idle_hint_s", 0.0) or 0.0
-        return min(IDLE_S, max(hint_s - HINT_MARGIN_S, hint_s / 2)) if hint_s else IDLE_S
+        return min(limits.idle_s, max(hint_s - limits.hint_margin_s, hint_s / 2)) if hint_s else limits.idle_s
 
 
 @dataclass(slots=True)
@@ -104,16 +110,19 @@ class EdgeConnections:
         clock: Callable[[], float],
         connect_s: float = 5.0,
         rims: Rims | None = None,
+        limits: PoolLimits | None = None,
+        pace: Pace | None = None,
         on_leg: Callable[[DialMarks], None] | None = None,
     ) -> None:
         self.edge = edge
         self.connect_s = connect_s
+        self.limits = limits or PoolLimits()
         self.keep_warm = 0
         self.version = "h1" if edge.protocol == "h1" or (edge.scheme == "http" and edge.protocol != "h2") else ""
         """What the last connection spoke; "" before the first one of an edge that may speak several."""
         self._clock = clock
         self._on_leg = on_leg
-        self._dialler = Dialler(edge, resolver=resolver, reach=reach, clock=clock, rims=rims)
+        self._dialler = Dialler(edge, resolver=resolver, reach=reach, clock=clock, rims=rims, pace=pace)
         self._dialler.on_stray = self._adopt
         self._loop = asyncio.get_running_loop()
         self._idle: list[_Held] = []  # h1, the one idle for the longest first
@@ -143,8 +152,10 @@ class EdgeConnections:
             self._give(held, opening, self._marks(held, None))
         elif self._retired:
             opening.on_open_failed(_refusal(f"edge {self.edge.id} was removed"))
-        elif len(self._lines[0]) + len(self._lines[1]) >= MAX_WAITING:
-            opening.on_open_failed(_refusal(f"{MAX_WAITING} requests wait for a connection to edge {self.edge.id}"))
+        elif len(self._lines[0]) + len(self._lines[1]) >= self.limits.waiting:
+            opening.on_open_failed(
+                _refusal(f"{self.limits.waiting} requests wait for a connection to edge {self.edge.id}")
+            )
         else:
             now = self._loop.time()
             self._lines[tunnel][id(opening)] = _Waiting(opening, fresh, self._clock(), now + self.connect_s + 0.1)
@@ -251,7 +262,7 @@ class EdgeConnections:
         held = _Held(dialled)
         connection = held.connection
         self.version = connection.version
-        self._warm_not_before = self._loop.time() + WARM_PAUSE_S
+        self._warm_not_before = self._loop.time() + self.limits.warm_pause_s
         if held.is_shared:
             self._shared.append(held)
         connection.on_change = lambda: self._changed(held)
@@ -287,7 +298,7 @@ class EdgeConnections:
             if not held.is_shared:
                 self._busy.discard(held)
                 self._idle.append(held)
-                if len(self._idle) > MAX_IDLE:
+                if len(self._idle) > self.limits.idle:
                     self._leave(self._idle[0])
         self._watch_idle()
 
@@ -314,7 +325,7 @@ class EdgeConnections:
             one_each = tunnel or self.version == "h1"
             wanted = len(line) if one_each else min(len(line), 1)
             running = sum(1 for for_tunnel in self._dials.values() if for_tunnel is tunnel)
-            for _ in range(min(wanted - running, MAX_DIALS - len(self._dials))):
+            for _ in range(min(wanted - running, self.limits.dials - len(self._dials))):
                 self._start_dial(tunnel)
 
     def _start_dial(self, tunnel: bool) -> None:
@@ -339,7 +350,7 @@ class EdgeConnections:
 
     def _dial_failed(self, tunnel: bool, abort: Abort) -> None:
         """One that waits hears of it where each has its dial; all of them where one dial was for all."""
-        self._warm_not_before = self._loop.time() + WARM_PAUSE_S
+        self._warm_not_before = self._loop.time() + self.limits.warm_pause_s
         line = self._lines[tunnel]
         self._fail(line, 1 if tunnel or self.version == "h1" else len(line), abort)
         self._dial_for_lines()
@@ -350,7 +361,7 @@ class EdgeConnections:
             waiting.opening.on_open_failed(abort)
 
     def _dial_to_warm(self) -> None:
-        """Dial when fewer than `keep_warm` connections are ready; not again within WARM_PAUSE_S of the last dial."""
+        """Dial when fewer than `keep_warm` connections are ready; not again within `warm_pause_s` of the last dial."""
         ready = len(self._idle) + sum(1 for h in self._shared if h.connection.room > 0) + len(self._dials)
         if ready >= self.keep_warm or self._retired:
             return
@@ -370,7 +381,9 @@ class EdgeConnections:
         """One timer for all idle ones; it finds out itself what is due, so that taking one never touches it."""
         if self._idle_timer is None:
             idle = [h for h in (*self._idle, *self._shared) if h.idle_since is not None]
-            due = min((h.idle_since + h.idle_limit_s() for h in idle if h.idle_since is not None), default=None)
+            due = min(
+                (h.idle_since + h.idle_limit_s(self.limits) for h in idle if h.idle_since is not None), default=None
+            )
             if due is not None:
                 self._idle_timer = self._loop.call_at(due, self._expire)
 
@@ -378,7 +391,7 @@ class EdgeConnections:
         self._idle_timer = None
         now = self._loop.time()
         for held in (*self._idle, *self._shared):
-            if held.idle_since is not None and now >= held.idle_since + held.idle_limit_s() - 0.01:
+            if held.idle_since is not None and now >= held.idle_since + held.idle_limit_s(self.limits) - 0.01:
                 self._leave(held)
         self._watch_idle()
 
@@ -409,7 +422,7 @@ class EdgeConnections:
             return
         self._found(frozenset(found.addresses))
         if self._look_up_timer is None and self._look_up is None:
-            self._schedule_look_up(max(found.ttl_s, LOOK_UP_MIN_S))
+            self._schedule_look_up(max(found.ttl_s, self.limits.look_up_s))
 
     def _schedule_look_up(self, delay_s: float) -> None:
         self._look_up_timer = self._loop.call_later(delay_s, self._start_look_up)
@@ -421,7 +434,7 @@ class EdgeConnections:
         self._look_up = self._loop.create_task(self._look_up_again(), name=f"look up {self.edge.host}")
 
     async def _look_up_again(self) -> None:
-        ttl_s = LOOK_UP_IDLE_S
+        ttl_s = self.limits.look_up_idle_s
         try:
             found = await self._dialler.endpoints()
         except DialError:
@@ -433,7 +446,7 @@ class EdgeConnections:
         in_use = self.legs != self._legs_at_look_up
         self._legs_at_look_up = self.legs
         if not self._retired:
-            self._schedule_look_up(max(ttl_s, LOOK_UP_MIN_S if in_use else LOOK_UP_IDLE_S))
+            self._schedule_look_up(max(ttl_s, self.limits.look_up_s if in_use else self.limits.look_up_idle_s))
 
     def _found(self, addresses: frozenset[str]) -> None:
         """Leave connections to addresses that are gone, but only when the answer has nothing of the old one: names

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
-import proxy.io.outbound as outbound
 from config.model import Edge
-from proxy.io.outbound import EdgeConnections, PoolCounts, clipped
+from proxy.io.outbound import EdgeConnections, PoolCounts, PoolLimits, clipped
 from proxy.io.rims import DialMarks
 from proxy.messages import Cause, Party, Stage
 from proxy.reach import Reach
@@ -130,9 +129,8 @@ async def test_a_cancelled_opening_hears_nothing_and_its_dial_completes_into_the
         await say(leg).over
 
 
-async def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "MAX_WAITING", 2)
-    async with silent_port() as port, connections(plain(port), connect_s=0.3) as pool:
+async def test_the_line_is_bounded() -> None:
+    async with silent_port() as port, connections(plain(port), connect_s=0.3, limits=PoolLimits(waiting=2)) as pool:
         waits = [wait_for_leg(pool) for _ in range(3)]
         assert [wait.at_once for wait in waits] == [False, False, True]
         abort = await waits[2].abort()
@@ -143,9 +141,8 @@ async def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------------------------- idle time
 
 
-async def test_idle_connections_are_closed_before_the_edge_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "IDLE_S", 0.1)
-    async with edge_peer() as peer, connections(plain(peer.port)) as pool:
+async def test_idle_connections_are_closed_before_the_edge_would() -> None:
+    async with edge_peer() as peer, connections(plain(peer.port), limits=PoolLimits(idle_s=0.1)) as pool:
         await ask(pool)
         await peer.until(lambda: not peer.connections)
         assert pool.counts.idle == 0
@@ -160,9 +157,8 @@ async def test_a_servers_keep_alive_hint_shortens_the_idle_time() -> None:
         assert 0.3 < time.monotonic() - started < 0.9
 
 
-async def test_the_number_of_idle_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "MAX_IDLE", 2)
-    async with edge_peer() as peer, connections(plain(peer.port)) as pool:
+async def test_the_number_of_idle_connections_is_bounded() -> None:
+    async with edge_peer() as peer, connections(plain(peer.port), limits=PoolLimits(idle=2)) as pool:
         legs = [(await wait_for_leg(pool).leg())[0] for _ in range(4)]
         for leg in legs:
             await say(leg).over
@@ -170,9 +166,8 @@ async def test_the_number_of_idle_connections_is_bounded(monkeypatch: pytest.Mon
         assert pool.counts.idle == 2
 
 
-async def test_warm_connections_are_held_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "WARM_PAUSE_S", 0.05)
-    async with edge_peer() as peer, connections(plain(peer.port)) as pool:
+async def test_warm_connections_are_held_and_replaced() -> None:
+    async with edge_peer() as peer, connections(plain(peer.port), limits=PoolLimits(warm_pause_s=0.05)) as pool:
         pool.warm(1)
         await eventually(lambda: pool.counts.idle == 1)
         peer.close_all()
@@ -360,15 +355,13 @@ async def test_configured_addresses_ask_no_resolver() -> None:
     assert names.asked == []
 
 
-async def test_a_name_that_moves_takes_new_requests_along_and_lets_old_ones_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(outbound, "LOOK_UP_MIN_S", 0.1)
-    monkeypatch.setattr(outbound, "LOOK_UP_IDLE_S", 0.1)
+async def test_a_name_that_moves_takes_new_requests_along_and_lets_old_ones_end() -> None:
     async with edge_peer(host="127.0.0.1") as old, edge_peer(host="127.0.0.2", port=old.port) as new:
         names = Names(edge=["127.0.0.1"], ttl_s=0.1)
         old.reply = lambda peer, head: ok() if b"/quick" in head else None
-        async with connections(plain(old.port, "edge"), names) as pool:
+        async with connections(
+            plain(old.port, "edge"), names, limits=PoolLimits(look_up_s=0.1, look_up_idle_s=0.1)
+        ) as pool:
             leg, _ = await wait_for_leg(pool).leg()
             in_flight = say(leg, b"/slow")
             await ask(pool, b"/quick")
@@ -386,12 +379,12 @@ async def test_a_name_that_moves_takes_new_requests_along_and_lets_old_ones_end(
             assert new.requests
 
 
-async def test_an_answer_that_only_rotates_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "LOOK_UP_MIN_S", 0.05)
-    monkeypatch.setattr(outbound, "LOOK_UP_IDLE_S", 0.05)
+async def test_an_answer_that_only_rotates_closes_nothing() -> None:
     async with edge_peer() as peer:
         names = Names(edge=["127.0.0.1", "127.0.0.3"], ttl_s=0.05)
-        async with connections(plain(peer.port, "edge"), names) as pool:
+        async with connections(
+            plain(peer.port, "edge"), names, limits=PoolLimits(look_up_s=0.05, look_up_idle_s=0.05)
+        ) as pool:
             await ask(pool)
             asked = len(names.asked)
             names.hosts["edge"] = ["127.0.0.3", "127.0.0.4"]

@@ -1,0 +1,324 @@
+"""Which version a dial ends with: ALPN with a real nginx and hypercorn, and QUIC raced against TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from config.model import Edge
+from proxy.io.dial import Pace, Rims
+from proxy.io.outbound import EdgeConnections
+from proxy.io.rims import EdgeConnection
+from proxy.messages import Cause, Leg
+from proxy.reach import Reach
+from tests.peers.authority import Authority
+from tests.peers.edgepeer import Names, ask, edge_peer, free_port, say, wait_for_leg
+from tests.peers.fakeleg import FakeLeg
+
+NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
+needs_nginx = pytest.mark.skipif(not Path(NGINX).exists(), reason="nginx is not installed")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@asynccontextmanager
+async def connections(edge: Edge, **options: Any) -> AsyncIterator[EdgeConnections]:
+    options = {"resolver": Names(), "reach": Reach(), "clock": time.monotonic, **options}
+    pool = EdgeConnections(edge, **options)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def nginx(directory: Path, authority: Authority, *, h2: bool, limit: int = 1000) -> AsyncIterator[int]:
+    port, pem = free_port(), authority.issue()
+    conf = directory / "nginx.conf"
+    conf.write_text(f"""
+daemon off; worker_processes 1; pid {directory}/pid; error_log {directory}/error.log;
+events {{ worker_connections 256; }}
+http {{
+  access_log off; client_body_temp_path {directory}; proxy_temp_path {directory}; fastcgi_temp_path {directory};
+  uwsgi_temp_path {directory}; scgi_temp_path {directory}; keepalive_requests {limit};
+  server {{
+    listen 127.0.0.1:{port} ssl{" http2" if h2 else ""};
+    ssl_certificate {pem}; ssl_certificate_key {pem}; ssl_protocols TLSv1.3; ssl_session_tickets on;
+    location / {{ return 200 "nginx"; }}
+  }}
+}}
+""")
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(NGINX, "-c", str(conf), "-p", str(directory), stderr=quiet)
+    try:
+        await _listening(port)
+        yield port
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _listening(port: int) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                await writer.wait_closed()
+                return
+
+
+def at(port: int, authority: Authority, protocol: Any = "auto", **facts: Any) -> Edge:
+    return Edge(
+        "e", "https", "localhost", port, protocol=protocol, ca_file=authority.ca_file, addresses=("127.0.0.1",), **facts
+    )
+
+
+# ---------------------------------------------------------------------------------------------- ALPN
+
+
+@needs_nginx
+async def test_auto_shares_one_h2_connection_among_a_hundred_requests(authority: Authority, tmp_path: Path) -> None:
+    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
+        answers = await asyncio.gather(*(ask(pool) for _ in range(100)))
+        assert {hearing.body for hearing, _ in answers} == {b"nginx"}
+        assert {marks.version for _, marks in answers} == {"h2"}
+        assert [marks.reused for _, marks in answers].count(False) == 1
+        assert (pool.counts.shared, pool.counts.idle) == (1, 0)
+
+
+@needs_nginx
+async def test_auto_falls_to_h1_where_alpn_has_no_h2(authority: Authority, tmp_path: Path) -> None:
+    async with nginx(tmp_path, authority, h2=False) as port, connections(at(port, authority)) as pool:
+        answers = await asyncio.gather(*(ask(pool) for _ in range(20)))
+        assert {marks.version for _, marks in answers} == {"h1"}
+
+
+@needs_nginx
+async def test_h2_that_the_edge_does_not_offer_is_told(authority: Authority, tmp_path: Path) -> None:
+    async with nginx(tmp_path, authority, h2=False) as port, connections(at(port, authority, "h2")) as pool:
+        abort = await wait_for_leg(pool).abort()
+    assert abort.cause is Cause.BROKEN or "alpn" in abort.detail
+    assert abort.detail.startswith(f"tls 127.0.0.1:{port}: ")
+
+
+@needs_nginx
+async def test_a_tunnel_gets_h1_from_an_edge_that_speaks_h2(authority: Authority, tmp_path: Path) -> None:
+    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
+        await ask(pool)
+        leg, marks = await wait_for_leg(pool, tunnel=True).leg()
+        assert marks.version == "h1"
+        assert await say(leg).over is None
+
+
+@needs_nginx
+async def test_h2_connections_resume_too(authority: Authority, tmp_path: Path) -> None:
+    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority, "h2")) as pool:
+        await ask(pool)
+        leg, marks = await wait_for_leg(pool, fresh=True).leg()
+        assert await say(leg).over is None
+        assert marks.resumed
+
+
+@needs_nginx
+async def test_goaway_after_so_many_requests_loses_none_when_retried_as_told(
+    authority: Authority, tmp_path: Path
+) -> None:
+    async with nginx(tmp_path, authority, h2=True, limit=10) as port, connections(at(port, authority)) as pool:
+        for _ in range(35):
+            hearing, _ = await ask(pool)
+            assert hearing.body == b"nginx"
+        await asyncio.sleep(0.05)
+        assert pool.counts.shared <= 1
+
+
+@needs_nginx
+async def test_an_edge_that_is_killed_is_refused_and_found_again(authority: Authority, tmp_path: Path) -> None:
+    async with connections(at(1, authority)):
+        pass
+    async with nginx(tmp_path, authority, h2=True) as port:
+        edge = at(port, authority)
+        async with connections(edge) as pool:
+            await ask(pool)
+    async with connections(edge) as pool:
+        assert (await wait_for_leg(pool).abort()).detail == f"connect 127.0.0.1:{port}: connection refused"
+
+
+@needs_nginx
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        test_auto_shares_one_h2_connection_among_a_hundred_requests,
+        test_a_tunnel_gets_h1_from_an_edge_that_speaks_h2,
+        test_h2_connections_resume_too,
+    ],
+)
+def test_the_same_on_uvloop(
+    authority: Authority, tmp_path: Path, scenario: Callable[[Authority, Path], Coroutine[None, None, None]]
+) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario(authority, tmp_path))
+
+
+# ---------------------------------------------------------------------------------------------- QUIC against TCP
+
+
+class FakeH3:
+    """An h3 connection as the pool sees it."""
+
+    version = "h3"
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.closed = False
+        self.active = 0
+        self.room = 100
+
+    def open(self) -> Leg:
+        self.active += 1
+        return FakeLeg(version="h3", reused=self.active > 1)
+
+    def close(self) -> None:
+        self.closed = True
+        self.on_change()
+
+
+class FakeQuic:
+    """Dials QUIC as the script says: after `wait_s`, with a connection or a failure."""
+
+    def __init__(self, wait_s: float = 0.0, failure: OSError | None = None) -> None:
+        self.wait_s, self.failure = wait_s, failure
+        self.dialled = 0
+
+    async def __call__(self, address: str, port: int, edge: Edge, timeout_s: float) -> EdgeConnection:
+        self.dialled += 1
+        await asyncio.sleep(self.wait_s)
+        if self.failure is not None:
+            raise self.failure
+        return FakeH3()
+
+
+LONG_HEAD_START = Pace(quic_head_start_s=5.0)
+H3 = {"resolver": Names(alpn=("h3", "h2"), localhost=["127.0.0.1"])}
+
+
+def named(port: int, authority: Authority) -> Edge:
+    return Edge("e", "https", "localhost", port, ca_file=authority.ca_file)
+
+
+async def test_quic_that_answers_in_its_head_start_needs_no_tcp(authority: Authority) -> None:
+    async with (
+        edge_peer(tls=authority.server_context()) as peer,
+        connections(named(peer.port, authority), rims=Rims(quic=FakeQuic(0.02)), **H3) as pool,
+    ):
+        _, marks = await wait_for_leg(pool).leg()
+        assert marks.version == "h3" and peer.accepted == 0
+
+
+async def test_a_udp_black_hole_costs_the_head_start_once(authority: Authority) -> None:
+    quic = FakeQuic(0.5, TimeoutError("no answer"))
+    reach = Reach()
+    async with edge_peer(tls=authority.server_context()) as peer:
+        edge = named(peer.port, authority)
+        async with connections(edge, rims=Rims(quic=quic), reach=reach, **H3) as pool:
+            started = time.monotonic()
+            _, marks = await wait_for_leg(pool).leg()
+            assert marks.version == "h1"
+            assert Pace().quic_head_start_s <= time.monotonic() - started < Pace().quic_head_start_s + 0.3
+            started = time.monotonic()
+            await wait_for_leg(pool, fresh=True).leg()
+            assert time.monotonic() - started < 0.15, "the race in progress is not begun a second time"
+            await asyncio.sleep(0.4)
+            assert reach.quic_blocked("localhost", peer.port, time.monotonic())
+            await wait_for_leg(pool, fresh=True).leg()
+            assert quic.dialled == 1
+
+
+async def test_a_refused_udp_port_turns_to_tcp_at_once(authority: Authority) -> None:
+    quic = FakeQuic(0.0, ConnectionRefusedError(111, "refused"))
+    async with (
+        edge_peer(tls=authority.server_context()) as peer,
+        connections(named(peer.port, authority), pace=LONG_HEAD_START, rims=Rims(quic=quic), **H3) as pool,
+    ):
+        started = time.monotonic()
+        _, marks = await wait_for_leg(pool).leg()
+        assert marks.version == "h1" and time.monotonic() - started < 2.0
+
+
+async def test_a_quic_that_comes_late_is_kept_and_serves_what_follows(authority: Authority) -> None:
+    async with (
+        edge_peer(tls=authority.server_context()) as peer,
+        connections(named(peer.port, authority), rims=Rims(quic=FakeQuic(0.35)), **H3) as pool,
+    ):
+        _, first = await wait_for_leg(pool).leg()
+        await asyncio.sleep(0.3)
+        _, second = await wait_for_leg(pool).leg()
+        assert (first.version, second.version, second.reused) == ("h1", "h3", True)
+
+
+async def test_after_a_block_the_next_try_gives_quic_no_head_start(authority: Authority) -> None:
+    reach = Reach()
+    async with edge_peer(tls=authority.server_context()) as peer:
+        reach.quic_failed("localhost", peer.port, time.monotonic() - 301.0)
+        async with connections(
+            named(peer.port, authority), pace=LONG_HEAD_START, rims=Rims(quic=FakeQuic(0.5)), reach=reach, **H3
+        ) as pool:
+            started = time.monotonic()
+            _, marks = await wait_for_leg(pool).leg()
+            assert marks.version == "h1" and time.monotonic() - started < 2.0
+
+
+async def test_when_both_fail_tcp_says_why_and_quic_is_not_blamed(authority: Authority) -> None:
+    port, reach = free_port(), Reach()
+    quic = FakeQuic(0.0, TimeoutError("no answer"))
+    async with connections(named(port, authority), rims=Rims(quic=quic), reach=reach, **H3) as pool:
+        assert (await wait_for_leg(pool).abort()).detail == f"connect 127.0.0.1:{port}: connection refused"
+    assert not reach.quic_blocked("localhost", port, time.monotonic())
+
+
+async def test_h3_alone_never_falls_to_tcp(authority: Authority) -> None:
+    quic = FakeQuic(0.0, TimeoutError("no answer"))
+    async with edge_peer(tls=authority.server_context()) as peer:
+        edge = at(peer.port, authority, "h3")
+        async with connections(edge, rims=Rims(quic=quic)) as pool:
+            abort = await wait_for_leg(pool).abort()
+        assert abort.detail == f"quic 127.0.0.1:{peer.port}: no answer in time"
+        assert peer.accepted == 0
+
+
+async def test_an_alt_svc_is_followed_by_the_next_dial(authority: Authority) -> None:
+    reach = Reach()
+    async with (
+        edge_peer(tls=authority.server_context()) as peer,
+        connections(at(peer.port, authority), rims=Rims(quic=FakeQuic()), reach=reach) as pool,
+    ):
+        _, first = await wait_for_leg(pool).leg()
+        reach.heard_alt_svc("localhost", peer.port, b'h3=":443"; ma=60', time.monotonic())
+        _, second = await wait_for_leg(pool, fresh=True).leg()
+        assert (first.version, second.version) == ("h1", "h3")
+
+
+async def test_closing_in_the_middle_of_a_race_leaves_nothing_behind(authority: Authority) -> None:
+    async with (
+        edge_peer(tls=authority.server_context()) as peer,
+        connections(named(peer.port, authority), rims=Rims(quic=FakeQuic(30.0)), **H3) as pool,
+    ):
+        wait = wait_for_leg(pool)
+        await asyncio.sleep(0.05)
+        await pool.close()
+        assert (await wait.abort()).unprocessed
+    assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
