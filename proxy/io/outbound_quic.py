@@ -31,7 +31,7 @@ from proxy.io.quic_codes import (
     code_for_edge,
 )
 from proxy.io.quic_flow import Bounds, FlowConnection
-from proxy.io.quic_h3 import H3Frames
+from proxy.io.quic_h3 import LONGEST_STRING, H3Frames
 from proxy.io.quic_heads import malformed, request_section, response_head
 from proxy.io.quic_leg import StreamLeg
 from proxy.io.quic_link import Address, QuicLink
@@ -72,6 +72,9 @@ class EdgeLeg(StreamLeg):
         self._head_sent = True
         if head.protocol or head.method == b"CONNECT":
             self._fail_later("tunnels are not sent over h3 edges")
+            return
+        if len(head.target) > LONGEST_STRING:
+            self._fail_later(f"a target of {len(head.target)} bytes does not fit an h3 request")
             return
         self._method = head.method
         self._connection.h3.send_section(self.stream_id, request_section(head))

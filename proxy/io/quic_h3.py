@@ -55,6 +55,10 @@ MAX_CONTROL_FRAME = 4096  # bytes of a SETTINGS frame; ours has 20
 MAX_LINES = 1024
 """Field lines in a section. A one-byte line may name a table entry of TABLE_CAPACITY bytes, and the decoder has no
 bound of its own: without this 64 KiB of lines became 256 MiB of fields."""
+LONGEST_STRING = 65_535
+"""What the decoder holds in one name or value; Huffman coding packs eight characters into five bytes at best."""
+LITERAL_ABOVE = 4096
+"""Longer values are written as plain literals: they would flush the table, and the encoder takes none of 64 KiB."""
 NO_FRAME = -1
 
 
@@ -144,6 +148,11 @@ def never_indexed(fields: Fields) -> bytes:
         out += _prefixed(len(name), 3, 0x30) + name if index is None else _prefixed(index, 4, 0x70)
         out += _prefixed(len(value), 7, 0) + value
     return bytes(out)
+
+
+def is_literal(field: tuple[bytes, bytes]) -> bool:
+    """Whether a field is kept away from the encoder. Pseudo-fields are not: they must come first."""
+    return field[0] in SECRET or (len(field[1]) > LITERAL_ABOVE and field[0][:1] != b":")
 
 
 class Sink(Protocol):
@@ -250,15 +259,16 @@ class H3Frames:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def send_section(self, stream_id: int, section: Fields) -> None:
-        """One HEADERS frame. Secrets go behind the rest as never-indexed lines; order between names has no meaning."""
-        secret = [field for field in section if field[0] in SECRET]
-        if secret:
-            section = [field for field in section if field[0] not in SECRET]
+        """One HEADERS frame. Secrets and giants go behind the rest as never-indexed lines: the order
+        of names has no meaning (RFC 9110 5.3)."""
+        literal = [field for field in section if is_literal(field)]
+        if literal:
+            section = [field for field in section if not is_literal(field)]
         instructions, block = self._encoder.encode(stream_id, section)
         if instructions:
             self._quic.write(self._encoder_id, instructions)
-        if secret:
-            block += never_indexed(secret)
+        if literal:
+            block += never_indexed(literal)
         self._quic.write(stream_id, frame(HEADERS, block))
 
     def send_body(self, stream_id: int, chunk: bytes) -> None:
@@ -405,6 +415,10 @@ class H3Frames:
             self._quic.withhold(reader.stream_id)
             return False
         except pylsqpack.DecompressionFailed as exc:
+            if len(block) > LONGEST_STRING * 5 // 8:  # it may be right, and only too long
+                self.detach(reader.stream_id)
+                reader.sink.on_oversized(len(block))
+                return True
             raise ConnectionFault(QPACK_DECOMPRESSION_FAILED, "a field section does not decode") from exc
         self._deliver(reader, control, section, last=last)
         return True

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
@@ -18,11 +20,26 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.tls import SessionTicket
 
+from config.model import Listen, Tickets
+from proxy.io.inbound_quic import QuicListener, listen_quic
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.messages import Leg, RequestHead, ResponseHead
+from tests.peers.authority import Authority
 from tests.peers.fakeleg import Recorder
 
 Section = list[tuple[bytes, bytes]]
+
+
+class _Noted(list[tuple[str, Any]]):
+    """A list that says when something was added."""
+
+    def __init__(self, happened: asyncio.Event) -> None:
+        super().__init__()
+        self._happened = happened
+
+    def append(self, said: tuple[str, Any]) -> None:
+        super().append(said)
+        self._happened.set()
 
 
 @dataclass
@@ -34,10 +51,8 @@ class Exchanged(Recorder):
     origin: Origin | None = None
     happened: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("on_"):
-            object.__getattribute__(self, "happened").set()
-        return object.__getattribute__(self, name)
+    def __post_init__(self) -> None:
+        self.heard = _Noted(self.happened)
 
     async def until(self, ready: Callable[[Exchanged], bool], timeout_s: float = 5.0) -> Exchanged:
         """Wait until what was heard satisfies `ready`."""
@@ -154,6 +169,7 @@ class Client:
         self.handshake: events.HandshakeCompleted | None = None
         self.closed: events.ConnectionTerminated | None = None
         self.happened = asyncio.Event()
+        self.gone = False
         self.raw_control = b""  # what the server's control stream brought
         self._address = ("127.0.0.1", port)
         self._transports: list[asyncio.DatagramTransport] = []
@@ -177,11 +193,13 @@ class Client:
         return protocol
 
     async def __aexit__(self, *_: object) -> None:
-        self.protocol.close(0x100)
-        self.vanish()
+        if not self.gone:
+            self.protocol.close(0x100)
+            self.vanish()
 
     def vanish(self) -> None:
         """Be gone without a word."""
+        self.gone = True
         for transport in self._transports:
             transport.close()
         if self.protocol._timer is not None:
@@ -309,6 +327,7 @@ class Server:
         self._https: dict[Protocol, H3Connection] = {}
         self._tickets: dict[bytes, SessionTicket] = {}
         self.retry = False
+        self.gone = False
 
     async def __aenter__(self) -> Server:
         loop = asyncio.get_running_loop()
@@ -326,7 +345,14 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.server.close()
+        if not self.gone:
+            self.server.close()
+            self.vanish()
+
+    def vanish(self) -> None:
+        """Be gone without a word; the port is closed."""
+        self.gone = True
+        self.transport.abort()
         for protocol in self.protocols:
             if protocol._timer is not None:
                 protocol._timer.cancel()
@@ -388,3 +414,21 @@ def unused_udp_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+@asynccontextmanager
+async def listening(gateway: Gateway, pem_file: str, tickets: Tickets | None = None) -> AsyncIterator[QuicListener]:
+    """Our listener on a port of the kernel's choice."""
+    listener = await listen_quic(
+        Listen("h3", "127.0.0.1", 0), gateway, cert_file=pem_file, key_file=pem_file, tickets=tickets or Tickets()
+    )
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def make_authority(directory: Path) -> tuple[str, str]:
+    """(CA file, PEM file of a server for localhost)."""
+    authority = Authority(directory)
+    return authority.ca_file, authority.issue()
