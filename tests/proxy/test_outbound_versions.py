@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from config.model import Edge
+from config.model import Edge, Probe
+from headrace.lab.lab import Lab
 from proxy.io.dial import Pace, Rims
 from proxy.io.outbound import EdgeConnections
+from proxy.io.probes import Prober
 from proxy.io.rims import EdgeConnection
 from proxy.messages import Cause, Leg
 from proxy.reach import Reach
@@ -322,3 +326,50 @@ async def test_closing_in_the_middle_of_a_race_leaves_nothing_behind(authority: 
         await pool.close()
         assert (await wait.abort()).unprocessed
     assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+# ---------------------------------------------------------------------------------------------- real QUIC
+
+
+async def test_real_quic_wins_against_real_tcp_and_its_probe_measures_tls() -> None:
+    async with Lab(("e",)) as lab:
+        peer = lab.edges["e"]
+        names = Names(alpn=("h3", "h2"), **{peer.host: ["127.0.0.1"]})
+        edge = Edge("e", "https", peer.host, peer.port, ca_file=str(lab.ca_file))
+        async with connections(edge, resolver=names, pace=LONG_HEAD_START) as pool:
+            hearing, marks = await ask(pool, b"/v1/models")
+            assert marks.version == "h3" and marks.tls_s > 0
+            assert hearing.head is not None and hearing.head.status == 200
+            _, again = await ask(pool, b"/v1/models")
+            assert again.reused and peer.accepted == 0
+        alone = replace(edge, protocol="h3")
+        result = await Prober(alone, resolver=names, reach=Reach(), clock=time.monotonic).probe(
+            Probe(path="/v1/models", timeout_s=3.0)
+        )
+        assert (result.ok, result.version, result.rtt_s) == (True, "h3", None)
+        assert result.tls_s is not None and result.tls_s > 0
+
+
+async def test_a_udp_port_that_really_refuses_turns_to_tcp_at_once(authority: Authority) -> None:
+    async with (
+        edge_peer(tls=authority.server_context()) as peer,  # nobody listens on the UDP port of that number
+        connections(named(peer.port, authority), pace=LONG_HEAD_START, **H3) as pool,
+    ):
+        started = time.monotonic()
+        _, marks = await wait_for_leg(pool).leg()
+        assert marks.version == "h1" and time.monotonic() - started < 2.0
+
+
+async def test_a_udp_port_that_really_is_silent_costs_its_head_start(authority: Authority) -> None:
+    reach = Reach()
+    async with edge_peer(tls=authority.server_context()) as peer:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hole:
+            hole.bind(("127.0.0.1", peer.port))
+            pace = Pace(quic_timeout_s=0.6)
+            async with connections(named(peer.port, authority), reach=reach, pace=pace, **H3) as pool:
+                started = time.monotonic()
+                _, marks = await wait_for_leg(pool).leg()
+                assert marks.version == "h1"
+                assert time.monotonic() - started < pace.quic_head_start_s + 0.3
+                await asyncio.sleep(0.7)
+                assert reach.quic_blocked("localhost", peer.port, time.monotonic())
