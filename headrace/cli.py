@@ -107,6 +107,7 @@ def _add_looking(commands: _Commands) -> None:
     requests.add_argument("-n", "--last", type=int, default=20, metavar="N", help="how many (default: 20)")
     env = _command(commands, "env", "print the variables that point SDKs and tools here")
     env.add_argument("shell", nargs="?", choices=("bash", "fish", "dotenv"), help="the form (default: by $SHELL)")
+    env.add_argument("--undo", action="store_true", help="take back what an earlier `headrace env` set in this shell")
 
 
 def _add_changing(commands: _Commands) -> None:
