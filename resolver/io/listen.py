@@ -159,7 +159,7 @@ class StreamConnection(asyncio.Protocol):
 
     def _take(self, wire: bytes) -> None:
         """A message too short for an id gets no answer, as over UDP; the connection stays in step either way."""
-        reply = self._service.answer_cached(wire, STREAM_LIMIT, sealed=self._sealed)
+        reply = self._service.answer_cached(wire, STREAM_LIMIT, sealed=self._sealed, keepalive_s=self._idle_s)
         if reply is None:
             self._pending += 1
             self._service.ask(wire, STREAM_LIMIT, self._answer, sealed=self._sealed, keepalive_s=self._idle_s)
@@ -244,9 +244,6 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._all)
-
-    def __iter__(self) -> object:  # pragma: no cover
-        return iter(list(self._all))
 
     def add(self, connection: StreamConnection) -> None:
         if len(self._all) >= self.most:

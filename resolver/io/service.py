@@ -222,7 +222,7 @@ class ResolverService:
 
     # --- the chain --------------------------------------------------------------------------------------------------
 
-    def answer_cached(self, wire: bytes, limit: int, *, sealed: bool = False) -> bytes | None:
+    def answer_cached(self, wire: bytes, limit: int, *, sealed: bool = False, keepalive_s: float = 0.0) -> bytes | None:
         """The reply when nothing must be waited for, `SILENCE` when nothing may be said, else None.
 
         A query whose bytes after the id came before costs one dictionary look-up. `limit` is what the transport carries;
@@ -240,7 +240,9 @@ class ResolverService:
             return asked
         self._prepare(asked)
         found = self._look(asked, self._clock())
-        return None if found is None else self._write(found, asked, wire, limit, sealed=sealed)
+        if found is None:
+            return None
+        return self._write(found, asked, wire, limit, sealed=sealed, options=_keepalive(asked, keepalive_s))
 
     def ask(self, wire: bytes, limit: int, done: Done, *, sealed: bool = False, keepalive_s: float = 0.0) -> None:
         """The whole chain. `done` is called exactly once, before this returns when the answer is at hand.

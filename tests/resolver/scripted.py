@@ -42,7 +42,7 @@ def answer(
         zone, ttl, minimum = soa.split()
         rdata = f"ns.{zone} mail.{zone} 1 7200 3600 86400 {minimum}"
         reply.authority.append(dns.rrset.from_text(zone, int(ttl), "IN", "SOA", rdata))
-    return reply.to_wire()
+    return reply.to_wire(max_size=65535)
 
 
 Script = Callable[[dns.message.Message], Awaitable[bytes] | bytes]
