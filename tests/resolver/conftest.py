@@ -10,15 +10,19 @@ import uvloop
 
 from tests.peers.authority import Authority
 
-# uvloop's transports inherit from none of asyncio's, and its TLS is its own: what talks to a socket runs on both.
-ON_BOTH_LOOPS = ("test_upstream_set", "test_cases_dns", "test_listen")
+LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+# uvloop's transports inherit from none of asyncio's, and its TLS is its own: the rims run on both. The cases are about
+# behaviour and take their time: they run on the loop that the daemon runs on.
+ON = {"test_upstream_set": ("asyncio", "uvloop"), "test_listen": ("asyncio", "uvloop"), "test_cases_dns": ("uvloop",)}
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    plain = {"asyncio": asyncio.new_event_loop}
-    return {**plain, "uvloop": uvloop.new_event_loop} if item.path.stem in ON_BOTH_LOOPS else plain
+    return {name: LOOPS[name] for name in ON.get(item.path.stem, ("asyncio",))}
 
 
 @pytest.fixture(scope="session")
