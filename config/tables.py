@@ -17,7 +17,7 @@ from config.reading import Spot, did_you_mean, quoted
 from config.values import Wrong
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Listed:
     """An array of leaves. A source gives its elements separated by commas. `most` bounds it."""
 
@@ -58,7 +58,7 @@ class Listed:
         return [self.item.show(element) for element in value]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Named:
     """A table of free names to leaves, as a read-only mapping. `check` judges each name."""
 
@@ -88,7 +88,7 @@ class Named:
         return {name: self.item.show(element) for name, element in value.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Key:
     """A key of the file and the field, or fields, that it fills. `needed`: the table means nothing without it."""
 
@@ -110,7 +110,7 @@ def nothing_to_verify(value: Any, spot: Spot, around: Around) -> None:
     """For tables whose keys do not depend on each other."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Table:
     """The keys of a table, the instance that holds their defaults, and the rules between them.
 
@@ -160,7 +160,7 @@ class Table:
         return {key.name: key.kind.show(key.value_in(value)) for key in self.keys}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Tables:
     """An array of tables, as a tuple. `inherits`: fields that each element takes from around it as its default."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 from pathlib import Path
@@ -56,6 +55,8 @@ class Daemon:
         return self._ask("POST", path, {"Authorization": f"Bearer {self._token()}"})
 
     def _ask(self, method: str, path: str, headers: dict[str, str]) -> dict[str, Any]:
+        import http.client  # its imports cost `headrace run` 30 ms, which asks nobody
+
         host, port = self.address
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         try:
