@@ -110,7 +110,11 @@ async def test_fresh_and_cached_answers_over_udp(served: Served) -> None:
     assert len(served.upstreams.asked) == 1
 
 
-@pytest.mark.parametrize("wire", [b"", b"x", b"x" * 11, query()[:2] + b"\x81" + query()[3:]])
+@pytest.mark.parametrize(
+    "wire",
+    [b"", b"x", b"x" * 11, query()[:2] + b"\x81" + query()[3:]],
+    ids=["nothing", "one byte", "eleven bytes", "a response"],
+)
 async def test_udp_silence_and_then_service_as_before(served: Served, wire: bytes) -> None:
     assert await served.over_udp(wire, wait_s=0.1) is None
     assert await served.over_udp(query()) is not None
