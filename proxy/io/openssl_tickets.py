@@ -92,7 +92,11 @@ class TicketCallback:
         self.counts = TicketCounts()
         self._openssl = openssl
         self._on_missing = on_missing
-        self.pointer = _CALLBACK(self._on_ticket)
+        try:
+            self.pointer = _CALLBACK(self._on_ticket)
+        except (MemoryError, OSError) as exc:
+            # libffi before 3.4 writes code into memory, which a sandbox (systemd's MemoryDenyWriteExecute) may deny.
+            raise Unreachable(f"no callback can be made here: {exc or 'memory for code is denied'}") from exc
         # An SSL_CTX keeps the bare pointer and may outlive its Python object inside a connection.
         _NEVER_FREED.append(self.pointer)
 
