@@ -20,8 +20,10 @@ import logging
 import os
 import signal
 import ssl
+import tempfile
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
+from pathlib import Path
 
 from config.load import ConfigError, Loaded, find_file, load
 from config.model import Config
@@ -82,6 +84,7 @@ class Daemon:
         self.identity: TlsIdentity | None = None
         self.admin: AdminServer | None = None
         self.notifier = Notifier()
+        self._spare: tempfile.TemporaryDirectory[str] | None = None
         self._build(config)
 
     def _build(self, config: Config) -> None:
@@ -151,13 +154,23 @@ class Daemon:
 
     def _make_identity(self, config: Config) -> None:
         if identity.needs_certificate(config):
-            self.certificate = identity.certificate_for(config)
+            self.certificate = self._certificate_for(config)
             self.identity = TlsIdentity(
                 self.certificate.cert_file,
                 self.certificate.key_file,
                 ring=self.ring,
                 min_version=config.tls.min_version,
             )
+
+    def _certificate_for(self, config: Config) -> identity.Certificate:
+        """With a state_dir that takes no file, the local CA lives as long as this process, and is another next time."""
+        if self._spare is None:
+            try:
+                return identity.certificate_for(config, config.state_dir)
+            except OSError as exc:
+                logger.warning("the local CA cannot be kept in %s (%s): it lasts until we stop", config.state_dir, exc)
+                self._spare = tempfile.TemporaryDirectory(prefix="headrace-")
+        return identity.certificate_for(config, Path(self._spare.name))
 
     def _start_admin(self, config: Config) -> None:
         operations = DaemonOperations(self)
@@ -223,6 +236,8 @@ class Daemon:
         self._flush()
         state.forget_running(self.config.state_dir)
         self.notifier.close()
+        if self._spare is not None:
+            self._spare.cleanup()
 
     async def _close_one(self, closing: Awaitable[None]) -> None:
         try:
@@ -327,7 +342,7 @@ class Daemon:
         """The files that `config` wants, known to fit. Raises IdentityProblem or OSError, and then nothing changed."""
         if not identity.needs_certificate(config):
             return self.certificate
-        certificate = await asyncio.to_thread(identity.certificate_for, config)
+        certificate = await asyncio.to_thread(self._certificate_for, config)
         proved = TlsIdentity(
             certificate.cert_file, certificate.key_file, ring=self.ring, min_version=config.tls.min_version
         )

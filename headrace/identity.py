@@ -28,14 +28,14 @@ def needs_certificate(config: Config) -> bool:
     return any(listen.scheme in TLS_SCHEMES for listen in (*config.proxy.listen, *config.resolver.listen))
 
 
-def certificate_for(config: Config) -> Certificate:
-    """The configured files, or issued ones. Raises OSError when the local CA cannot be kept in `state_dir`."""
+def certificate_for(config: Config, folder: Path) -> Certificate:
+    """The configured files, or ones issued by the local CA in `folder`. Raises OSError when it cannot be kept there."""
     if config.tls.cert_file:
         return Certificate(config.tls.cert_file, config.tls.key_file)
-    from headrace import trust
+    from headrace import trust  # its X.509 costs 25 ms, which a configured certificate does not need
 
-    ca_file = trust.ensure_ca(config.state_dir)
-    cert_file, key_file = trust.issue(config.state_dir, *names_of(config))
+    ca_file = trust.ensure_ca(folder)
+    cert_file, key_file = trust.issue(folder, *names_of(config))
     return Certificate(str(cert_file), str(key_file), str(ca_file))
 
 
