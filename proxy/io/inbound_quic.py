@@ -141,7 +141,7 @@ class QuicListener:
         self._closed = self._draining = True
         for connection in list(self._ids):
             connection.close_now()
-            connection.link.dispose()
+            connection.dispose()
         self._by_id.clear()
         self._ids.clear()
         self._half_open.clear()
@@ -165,7 +165,11 @@ class QuicListener:
                 touched[connection] = None
                 connection.link.receive(datagram, address)
         for connection in touched:
-            connection.link.flush()
+            if connection.quic.began:
+                connection.link.flush()
+            else:  # its first packet was not one: any stranger can make those, so nothing is kept of it
+                connection.dispose()
+                self.forget(connection)
 
     def _route(self, datagram: bytes, address: Address) -> H3ServerConnection | None:
         """Whose datagram it is; a new connection's when it may start one. Answers strangers itself."""

@@ -171,6 +171,11 @@ class FlowConnection(QuicConnection):
         )
 
     @property
+    def began(self) -> bool:
+        """Whether a packet of the peer's was ever decrypted."""
+        return self._state is not QuicConnectionState.FIRSTFLIGHT
+
+    @property
     def has_path(self) -> bool:
         return bool(self._network_paths)
 

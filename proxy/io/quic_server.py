@@ -101,6 +101,12 @@ class ServerLeg(StreamLeg):
         else:
             self._connection.deliver(self, head)
 
+    def on_finished(self) -> None:
+        if self._got_head:
+            super().on_finished()
+        else:
+            self.cut(REQUEST_INCOMPLETE)
+
     def on_oversized(self, size: int) -> None:
         limit = self._connection.service.limits.max_header_bytes
         if self._got_head:
@@ -201,6 +207,13 @@ class H3ServerConnection:
         self.link.close(INTERNAL_ERROR if self.legs else NO_ERROR, "the listener is closing")
         self.link.flush()
 
+    def dispose(self) -> None:
+        """Let go of every timer: the listener is gone, or nothing ever came of this connection."""
+        self.link.dispose()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
     def _close_when_done(self) -> None:
         # An answer that was given is not an answer that arrived: request streams leave the transport when acknowledged.
         if self._goaway is not None and not self.legs and not self._lost and not self.quic.open_requests:
@@ -283,10 +296,7 @@ class H3ServerConnection:
         self.h3.receive(stream_id, chunk, fin)
         leg, self._opened = self._opened, None
         if leg is not None and not leg.has_head and not leg.dead:
-            if fin:
-                leg.cut(REQUEST_INCOMPLETE)
-            else:
-                self._await_head(leg)
+            self._await_head(leg)
 
     def on_stream_reset(self, stream_id: int, code: int) -> None:
         self.h3.reset(stream_id)

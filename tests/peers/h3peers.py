@@ -171,6 +171,7 @@ class Client:
         self.happened = asyncio.Event()
         self.gone = False
         self.raw_control = b""  # what the server's control stream brought
+        self.local = "127.0.0.1"
         self._address = ("127.0.0.1", port)
         self._transports: list[asyncio.DatagramTransport] = []
 
@@ -183,7 +184,7 @@ class Client:
         self.quic = QuicConnection(configuration=self.config, session_ticket_handler=self.tickets.append)
         self.http = H3Connection(self.quic)
         loop = asyncio.get_running_loop()
-        transport, self.protocol = await loop.create_datagram_endpoint(self._protocol, local_addr=("127.0.0.1", 0))
+        transport, self.protocol = await loop.create_datagram_endpoint(self._protocol, local_addr=(self.local, 0))
         self._transports.append(transport)
         self.protocol.connect(self._address, transmit=transmit)
 

@@ -1,0 +1,190 @@
+"""What `FlowConnection` relies on inside aioquic, and the credit it gives."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from aioquic import tls
+from aioquic.quic import connection as stock
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
+from aioquic.quic.stream import QuicStream, QuicStreamReceiver, QuicStreamSender
+
+from proxy.io.quic_flow import Bounds, FlowConnection, configuration, reset_token
+from proxy.io.quic_tls import ServerTickets
+
+METHODS: list[tuple[Any, str, list[str]]] = [
+    (QuicConnection, "_initialize", ["self", "peer_cid"]),
+    (QuicConnection, "_replenish_connection_ids", ["self"]),
+    (QuicConnection, "_parse_transport_parameters", ["self", "data", "from_session_ticket"]),
+    (QuicConnection, "_write_stream_limits", ["self", "builder", "space", "stream"]),
+    (QuicConnection, "_write_connection_limits", ["self", "builder", "space"]),
+    (QuicConnection, "_on_max_stream_data_delivery", ["self", "delivery", "stream"]),
+    (QuicConnection, "_on_connection_limit_delivery", ["self", "delivery", "limit"]),
+    (QuicConnection, "_stream_is_discarded", ["self", "stream_id"]),
+    (QuicConnection, "_get_or_create_stream_for_send", ["self", "stream_id"]),
+    (QuicStreamSender, "reset", ["self", "error_code"]),
+    (QuicStreamSender, "write", ["self", "data", "end_stream"]),
+    (QuicStreamReceiver, "starting_offset", ["self"]),
+    (QuicStreamReceiver, "stop", ["self", "error_code"]),
+    (tls.Context, "_server_handle_hello", ["self", "input_buf", "initial_buf", "handshake_buf"]),
+    (tls.Context, "_server_handle_finished", ["self", "input_buf", "output_buf"]),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "arguments"), METHODS, ids=lambda x: x if isinstance(x, str) else "")
+def test_a_private_method_we_override_or_call_is_as_we_know_it(owner: Any, name: str, arguments: list[str]) -> None:
+    assert list(inspect.signature(getattr(owner, name)).parameters) == arguments
+
+
+def test_private_attributes_are_where_we_look_for_them() -> None:
+    quic = client()
+    for name in (
+        "_streams",
+        "_host_cids",
+        "_state",
+        "_close_event",
+        "_network_paths",
+        "_handshake_complete",
+        "_peer_cid",
+    ):
+        assert hasattr(quic, name), name
+    for name in ("_local_max_data", "_local_max_streams_bidi", "_local_max_streams_uni"):
+        limit = getattr(quic, name)
+        assert {"frame_type", "sent", "used", "value"} <= vars(limit).keys(), name
+    for name in ("_remote_max_streams_bidi", "_local_next_stream_id_bidi", "_max_datagram_size"):
+        assert isinstance(getattr(quic, name), int), name
+    stream = QuicStream(0, 1, 1)
+    assert {"max_stream_data_local", "max_stream_data_local_sent"} <= vars(stream).keys()
+    assert {"_buffer_stop", "_buffer_fin", "_reset_error_code", "highest_offset"} <= vars(stream.sender).keys()
+    assert {"_final_size", "highest_offset", "is_finished"} <= vars(stream.receiver).keys()
+    assert isinstance(quic._loss, QuicPacketRecovery) and isinstance(quic._loss._pacer, QuicPacketPacer)
+    assert hasattr(quic._loss._cc, "_max_datagram_size")
+
+
+def test_stock_still_doubles_windows_on_receipt_which_is_why_we_do_not_use_it() -> None:
+    assert "max_stream_data_local *= 2" in inspect.getsource(QuicConnection._write_stream_limits)
+    assert "value *= 2" in inspect.getsource(QuicConnection._write_connection_limits)
+    assert "ticket_lifetime=86400" in inspect.getsource(tls.Context._server_handle_finished)
+
+
+def client(bounds: Bounds | None = None) -> FlowConnection:
+    bounds = bounds or Bounds()
+    return FlowConnection(bounds=bounds, configuration=configuration(is_client=True, bounds=bounds, idle_timeout_s=9))
+
+
+class Builder:
+    """Takes limit frames and remembers what they said."""
+
+    def __init__(self) -> None:
+        self.said: list[int] = []
+
+    def start_frame(self, frame_type: int, **_: Any) -> Builder:
+        return self
+
+    def push_uint_var(self, value: int) -> None:
+        self.said.append(value)
+
+
+def received(quic: FlowConnection, stream: QuicStream, size: int) -> list[int]:
+    """Let a stream have brought `size` more bytes; what the limits then say."""
+    stream.receiver._buffer_start += size
+    stream.receiver.highest_offset += size
+    quic._local_max_data.used += size
+    return limits(quic, stream)
+
+
+def limits(quic: FlowConnection, stream: QuicStream) -> list[int]:
+    builder = Builder()
+    quic._write_stream_limits(builder, None, stream)  # type: ignore[arg-type]
+    quic._write_connection_limits(builder, None)  # type: ignore[arg-type]
+    return builder.said
+
+
+def with_stream(bounds: Bounds) -> tuple[FlowConnection, QuicStream]:
+    quic = client(bounds)
+    stream = quic._streams[0] = QuicStream(0, bounds.stream_window, 0)
+    return quic, stream
+
+
+def test_limits_rise_by_what_was_taken_never_double() -> None:
+    quic, stream = with_stream(Bounds(stream_window=1000, connection_window=10_000))
+    assert received(quic, stream, 400) == []
+    assert received(quic, stream, 200) == [0, 1600]
+    assert received(quic, stream, 100) == []
+    assert received(quic, stream, 800) == [0, 2500]
+
+
+def test_withheld_stream_gets_no_credit_and_all_of_it_when_released() -> None:
+    quic, stream = with_stream(Bounds(stream_window=1000, connection_window=10_000))
+    quic.withhold(0)
+    assert received(quic, stream, 1000) == []
+    quic.release(0)
+    assert limits(quic, stream) == [0, 2000]
+
+
+def test_connection_credit_leaves_out_what_withheld_streams_owe() -> None:
+    quic, stream = with_stream(Bounds(stream_window=10_000, connection_window=1000))
+    assert received(quic, stream, 600) == [1600]
+    quic.withhold(0)
+    assert received(quic, stream, 600) == []
+    assert received(quic, stream, 400) == []
+    quic.release(0)
+    assert limits(quic, stream) == [2600]
+
+
+def test_finished_stream_costs_no_limit_frame() -> None:
+    quic, stream = with_stream(Bounds(stream_window=1000, connection_window=10_000))
+    stream.receiver._final_size = 900
+    assert received(quic, stream, 900) == []
+
+
+def test_lost_limit_frame_is_said_again() -> None:
+    quic, stream = with_stream(Bounds(stream_window=1000, connection_window=10_000))
+    received(quic, stream, 600)
+    quic._on_max_stream_data_delivery(stock.QuicDeliveryState.LOST, stream)
+    assert limits(quic, stream) == [0, 1600]
+
+
+def test_writing_to_a_finished_or_reset_stream_is_refused_without_an_error() -> None:
+    quic, stream = with_stream(Bounds())
+    assert quic.write(0, b"x")
+    assert quic.write(0, b"", fin=True)
+    assert not quic.write(0, b"y")
+    quic.abandon(0, 7)
+    assert not quic.write(0, b"z")
+    assert quic.unsent(0) == 0
+    quic.abandon(0, 8)
+    assert stream.sender._reset_error_code == 7
+    quic.stop(400, 1)
+    quic.abandon(400, 1)
+
+
+def test_unsent_counts_what_was_never_in_a_packet() -> None:
+    quic, stream = with_stream(Bounds())
+    quic.write(0, bytes(5000))
+    stream.sender.get_frame(1200, 1 << 20)
+    assert quic.unsent(0) == 3800
+
+
+def test_reset_token_depends_on_key_and_id_alone() -> None:
+    assert reset_token(b"k", b"12345678") == reset_token(b"k", b"12345678")
+    assert len({reset_token(k, c) for k in (b"k", b"l") for c in (b"a" * 8, b"b" * 8)}) == 4
+
+
+def test_server_tickets_are_bounded_and_good_for_one_handshake() -> None:
+    tickets = ServerTickets(3600, capacity=2)
+    for name in (b"1", b"2", b"3"):
+        tickets.keep(_ticket(name))
+    assert len(tickets) == 2
+    assert tickets.take(b"1") is None
+    kept = tickets.take(b"3")
+    assert kept is not None and (kept.not_valid_after - kept.not_valid_before).total_seconds() == 3600
+    assert tickets.take(b"3") is None
+
+
+def _ticket(name: bytes) -> tls.SessionTicket:
+    now = tls.utcnow()
+    return tls.SessionTicket(1, tls.CipherSuite.AES_128_GCM_SHA256, now, now, b"secret", "localhost", name)
