@@ -99,6 +99,9 @@ def _add_looking(commands: _Commands) -> None:
         lookup = _command(commands, name, text, json=True)
         lookup.add_argument("name", help="the domain name")
         lookup.add_argument("type", nargs="?", default="A", help="the record type (default: A)")
+        if name == "trace":
+            lookup.add_argument("--root", metavar="ADDRESS", help="begin at this server instead of the root servers")
+            lookup.add_argument("--port", type=int, default=53, help="the port of all servers on the way (default: 53)")
     edges = _command(commands, "edges", "show each edge: protocol, RTT, load, weight, state and why", json=True)
     edges.add_argument(
         "--watch", nargs="?", const=2.0, type=_seconds, metavar="SECONDS", help="show it again every 2 (or SECONDS) s"
