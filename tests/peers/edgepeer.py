@@ -29,6 +29,7 @@ class Peer(asyncio.Protocol):
     def __init__(self, edge: EdgePeer) -> None:
         self.edge = edge
         self.seen = b""
+        self.served = 0
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -44,6 +45,7 @@ class Peer(asyncio.Protocol):
         while b"\r\n\r\n" in self.seen:
             head, self.seen = self.seen.split(b"\r\n\r\n", 1)
             self.edge.requests.append(head)
+            self.served += 1
             reply = self.edge.reply(self, head)
             if reply is not None and self.transport is not None:
                 self.transport.write(reply)
