@@ -50,7 +50,7 @@ class H2ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self._made_at = self._last_read = self._idle_since = self._loop.time()
-        self._draining = False
+        self._draining = self._said_goodbye = False
 
     # ------------------------------------------------------------------------------------------ the transport
 
@@ -114,14 +114,27 @@ class H2ServerConnection(asyncio.Protocol):
             self._idle_since = self._last_read if self._transport is None else self._loop.time()
             if self._h2.refuses_above is not None:
                 self._loop.call_soon(self._close_when_quiet)
+            elif self._draining:
+                self._loop.call_soon(self._say_goodbye)
 
     # ------------------------------------------------------------------------------------------ going away
 
     def drain(self) -> None:
-        """GOAWAY twice, a round trip apart, so that no request on its way is lost; closes when the streams have ended."""
+        """Say goodbye as soon as no stream is left, then close.
+
+        Not before: the `h2` package, which httpx and so many an SDK stands on, gives up every stream at any GOAWAY, also
+        at one that promises to finish them. Requests that still come until then are served.
+        """
         if self._draining or self._h2.failed is not None or self._transport is None:
             return
         self._draining = True
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """GOAWAY twice, a round trip apart, so that no request on its way is lost (RFC 9113 6.8)."""
+        if self._h2.streams or self._said_goodbye or self._h2.failed is not None:
+            return
+        self._said_goodbye = True
         self._h2.announce_drain()
         self._h2.ping(_DRAIN_PING)
         self._restart_drain_timer(DRAIN_ROUND_TRIP_S, self._finish_drain)
