@@ -178,6 +178,11 @@ class EdgeHealth:
         return bool(self._cooling_for)
 
     @property
+    def is_spotless(self) -> bool:
+        """Nothing counts against it now: one more good answer would change nothing."""
+        return not (self._failed or self._on_trial)
+
+    @property
     def is_undecided(self) -> bool:
         """A streak of probes has begun and not ended: the next one may come sooner."""
         return self._probe_streak > 0

@@ -125,13 +125,12 @@ def cost(standing: Standing, now: float, prior: Prior, uncached_chars: int = 0) 
     if standing.weight <= 0:
         return math.inf
     ttfb_s = standing.ttfb.drifted(prior.ttfb_s, now)
-    if standing.waiting:
-        ttfb_s = max(ttfb_s, now - standing.silent_since)
-    p_new = standing.p_new.value
-    dial_s = (0.0 if p_new is None else p_new) * (
-        (standing.rtt.value if standing.rtt.value is not None else prior.rtt_s)
-        + (standing.tls.value if standing.tls.value is not None else prior.tls_s)
-    )
+    if standing.waiting and now - standing.silent_since > ttfb_s:
+        ttfb_s = now - standing.silent_since
+    dial_s = 0.0
+    if p_new := standing.p_new.value:
+        rtt_s, tls_s = standing.rtt.value, standing.tls.value
+        dial_s = p_new * ((prior.rtt_s if rtt_s is None else rtt_s) + (prior.tls_s if tls_s is None else tls_s))
     alone_s = max(ttfb_s + dial_s + standing.prefill_s_per_char * uncached_chars, COST_FLOOR_S)
     queue = prior.queue if standing.queue is None else standing.queue
     return alone_s * (standing.inflight + queue + 1) / (standing.weight * standing.slow_start)
@@ -162,22 +161,24 @@ def candidates(
     key: bytes = b"",
     all_down: Literal["best-effort", "reject"] = "best-effort",
     uncached_chars: int = 0,
+    prior: Prior | None = None,
 ) -> list[str]:
-    """Edge ids, best first. Same standings, draw and now: same order.
+    """Edge ids, best first. Same standings, draw and now: same order. `prior`: of these standings, when it is known.
 
     Usable active edges, led as the strategy says, then usable standby ones: they are reached only when every active
     edge failed this request, or none is usable. When no edge is usable: the least bad first with "best-effort",
     empty with "reject". Empty also when the usable ones are all full: load is shed, not pushed onto a dead edge.
     """
-    active = [s for s in standings if s.takes_traffic and not s.standby]
-    spare = [s for s in standings if s.takes_traffic and s.standby]
-    if len(active) + len(spare) == 1:
-        return [(active or spare)[0].edge_id]
-    if active or spare:
-        prior = prior_of(standings)
+    usable = [s for s in standings if s.badness == 0 and not s.full and s.weight > 0]
+    if len(usable) == 1:
+        return [usable[0].edge_id]
+    if usable:
+        active = [s for s in usable if not s.standby]
+        spare = [s for s in usable if s.standby] if len(active) < len(usable) else []
+        known = prior or prior_of(standings)
 
         def by_cost(s: Standing) -> float:
-            return cost(s, now, prior, uncached_chars)
+            return cost(s, now, known, uncached_chars)
 
         order = LEADS[strategy]
         return [s.edge_id for group in (active, spare) for s in order(group, draw, key, by_cost)]

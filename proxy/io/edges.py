@@ -35,13 +35,14 @@ from proxy.io.rims import DialMarks
 from proxy.limiter import FULL, Limiter
 from proxy.messages import Abort, Fields, ResponseHead
 from proxy.reach import Reach
-from proxy.weights import Standing, candidates, live_weights, nth_draw, prior_of
+from proxy.weights import Prior, Standing, candidates, live_weights, nth_draw, prior_of
 from proxy.weights import cost as cost_of
 
 log = logging.getLogger(__name__)
 
 KEPT_TRANSITIONS = 256
 LOOK_S = 1.0  # how often load and slowness are judged
+PRIOR_S = 0.1  # how long the pool's best figures are taken for known
 SLOW_FACTOR, SLOW_BACK_FACTOR = 3.0, 2.0  # against the best of the pool; two numbers, so that it does not flap
 SLOW_TTFB_S, SLOW_RTT_S = 0.25, 0.1  # and at least this much above it
 BUSY_MIN = 8  # requests in flight below which a full limit is no load worth a word
@@ -118,10 +119,11 @@ class EdgeState:
         self.standing = Standing(edge.id, edge.weight, edge.standby)
         self.may_eject: Callable[[], bool] = bool  # the pool's say: no
         self.requests = self.failures = self.dials = self.probes = 0
-        self._clock = clock
         self._reach = reach
         self._changed = changed
         self._hears_ttfb = False
+        self._may_speak_h3 = edge.protocol == "auto" and edge.scheme == "https"
+        self._legs_new = self._legs_all = 0  # since the last look
 
     def __repr__(self) -> str:
         return f"<EdgeState {self.id} {self.state.value} {self.standing.inflight}/{self.limiter.limit}>"
@@ -156,9 +158,11 @@ class EdgeState:
         if ttfb_s is not None:
             self._hears_ttfb = True
             self._measured(ttfb_s, now)
-        wait_s = retry_after_s(head.fields, time.time()) if head.status in (429, 503) else None
-        self._judge(Outcome(head.status, retry_after_s=wait_s), now)
-        if (alternatives := head.get(b"alt-svc")) is not None and self.config.protocol == "auto":
+        # The usual answer of a usual edge changes nothing, and is spared the 5 us of being judged.
+        if head.status == 429 or head.status >= 500 or not self.health.is_spotless:
+            wait_s = retry_after_s(head.fields, time.time()) if head.status in (429, 503) else None
+            self._judge(Outcome(head.status, retry_after_s=wait_s), now)
+        if self._may_speak_h3 and (alternatives := head.get(b"alt-svc")) is not None:
             self._reach.heard_alt_svc(self.config.host, self.config.port, alternatives, now)
 
     def finish(self, abort: Abort | None, ttfb_s: float | None, now: float, *, reused: bool = False) -> None:
@@ -186,12 +190,19 @@ class EdgeState:
             self.limiter.failed(now)
 
     def _on_leg(self, marks: DialMarks) -> None:
-        now = self._clock()
-        self.standing.p_new.add(0.0 if marks.reused else 1.0, now)
+        self._legs_all += 1
         if not marks.reused:
+            self._legs_new += 1
             self.dials += 1
 
     # ---------------------------------------------------------------- from the edge set
+
+    def looked_at(self, now: float) -> None:
+        """Once a second: fold what was counted since into the averages."""
+        if self._legs_all:
+            self.standing.p_new.add(self._legs_new / self._legs_all, now)
+            self._legs_new = self._legs_all = 0
+        self.standing.slow_start = self.health.slow_start(now)
 
     def probed(self, result: ProbeResult, now: float) -> None:
         self.probes += 1
@@ -281,6 +292,8 @@ class PoolState:
         self._rng = rng
         self._turn = 0
         self._looked_at = 0.0
+        self._prior = Prior()
+        self._prior_until = 0.0
         self._take(config)
 
     def reconfigure(self, config: Pool, edges: Mapping[str, EdgeState]) -> None:
@@ -290,13 +303,17 @@ class PoolState:
 
     def _take(self, config: Pool) -> None:
         self.config = config
-        self._standings = [state.standing for state in self.edges.values()]
+        self._states = tuple(self.edges.values())
+        self._standings = [state.standing for state in self._states]
+        self._prior_until = 0.0
         for state in self.edges.values():
             state.may_eject = self._may_eject
 
     def choose(self, now: float, key: bytes = b"") -> list[str]:
         """Candidates, best first. Empty when nobody is usable and the pool rejects then, or when all are full: see shed()."""
         self._refresh(now)
+        if now >= self._prior_until:
+            self._prior, self._prior_until = prior_of(self._standings), now + PRIOR_S
         return candidates(
             self._standings,
             strategy=self.config.strategy,
@@ -304,6 +321,7 @@ class PoolState:
             draw=self._draw(),
             key=key,
             all_down=self.config.all_down,
+            prior=self._prior,
         )
 
     def shed(self, now: float) -> Shed:
@@ -343,15 +361,15 @@ class PoolState:
 
     def _refresh(self, now: float) -> None:
         """Let ejections end; once a second judge load and slowness."""
-        for state in self.edges.values():
-            if state.standing.badness in (1, 2):
+        for state in self._states:
+            if 0 < state.standing.badness < 3:
                 state.note(state.health.advance(now), now)
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
         prior = prior_of(self._standings)
         for state in self.edges.values():
-            state.standing.slow_start = state.health.slow_start(now)
+            state.looked_at(now)
             state.note(state.health.on_load(self._load_of(state, prior.rtt_s, now), now), now)
 
     def _load_of(self, state: EdgeState, best_rtt_s: float, now: float) -> str:
