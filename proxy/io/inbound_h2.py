@@ -135,8 +135,9 @@ class H2ServerConnection(asyncio.Protocol):
         if self._h2.streams or self._said_goodbye or self._h2.failed is not None:
             return
         self._said_goodbye = True
-        self._h2.announce_drain()
+        # The PING first: the `h2` package takes no other frame after a GOAWAY, and its answer still times the round trip.
         self._h2.ping(_DRAIN_PING)
+        self._h2.announce_drain()
         self._restart_drain_timer(DRAIN_ROUND_TRIP_S, self._finish_drain)
 
     def _on_pong(self, payload: bytes) -> None:
