@@ -138,13 +138,10 @@ class Cache:
         if answer.denies:
             self.remove(key)
             key = _denial_key(question, question.name, scope)
-        elif question.name != w.ROOT:
-            self._forget_denial(question, now, scope)
+        else:
+            # The name exists: a denial that is still held for it was true once and is not any more.
+            self.remove(_denial_key(question, question.name, scope))
         return self.store(key, answer, now, now + answer.ttl_s, source)
-
-    def _forget_denial(self, question: Question, now: float, scope: bytes) -> None:
-        """A name with data exists: a denial that is still held for it was true once and is not any more."""
-        self.remove(_denial_key(question, question.name, scope))
 
     def store(self, key: bytes, answer: Answer, stored_at: float, expires_at: float, source: str) -> Entry | None:
         """The entry under `key`, new or replaced in place; None when it found no room."""

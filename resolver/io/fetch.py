@@ -27,6 +27,9 @@ from resolver.zones import Zones
 BLOCKED, FILTERED, OTHER_ERROR = 15, 17, 0  # RFC 8914 4
 _MOST_ASKS = 4  # upstream questions for one chain: a recursive upstream needs one
 
+EVERY_SUBNET = b"*"
+"""Stands for the subnet in the key of an answer whose scope is 0; no ECS option is one byte long."""
+
 _USABLE = {w.NOERROR, w.NXDOMAIN, 6}  # 6: YXDOMAIN, a DNAME that made the name too long (RFC 6672 2.2)
 
 
@@ -57,6 +60,7 @@ class Upstreams(Protocol):
 class Fetched(NamedTuple):
     answer: Answer
     upstream: str
+    shared: bool = False  # asked for one subnet, and good for all (RFC 7871 7.3.1)
 
 
 @dataclass(slots=True)
@@ -78,7 +82,7 @@ class Fetcher:
             asks += 1
         if fetched.answer.unfinished:
             raise UpstreamsFailed(((fetched.upstream, f"CNAME chain without an end after {asks} questions"),), ede=0)
-        self._judge(fetched.answer, zone)
+        self.judge(fetched.answer, zone)
         return fetched
 
     async def finish(self, begun: Answer, question: Question, deadline: float) -> Fetched:
@@ -96,7 +100,7 @@ class Fetcher:
             raise UpstreamsFailed(((reply.upstream, str(exc)),), ede=OTHER_ERROR) from exc
         if answer.rcode not in _USABLE:
             raise UpstreamsFailed(((reply.upstream, f"rcode {answer.rcode}"),), ede=23)
-        return Fetched(answer, reply.upstream)
+        return Fetched(answer, reply.upstream, bool(question.ecs) and not _subnet_scope(reply.wire))
 
     async def _continue(self, begun: Fetched, question: Question, deadline: float) -> Fetched:
         target = begun.answer.unfinished
@@ -105,7 +109,7 @@ class Fetcher:
             raise ContentRefused(w.NXDOMAIN, BLOCKED, f"CNAME to {w.name_to_text(target)}, which never leaves")
         _, zone = self.zones.zone_of(target)
         rest = await self._ask(further, zone, deadline)
-        self._judge(rest.answer, zone)
+        self.judge(rest.answer, zone)
         joined = _join(begun.answer, rest.answer)
         try:
             answer = take(
@@ -113,9 +117,9 @@ class Fetcher:
             )
         except Malformed as exc:
             raise UpstreamsFailed(((rest.upstream, str(exc)),), ede=OTHER_ERROR) from exc
-        return Fetched(answer, rest.upstream)
+        return Fetched(answer, rest.upstream, begun.shared and rest.shared)
 
-    def _judge(self, answer: Answer, zone: Zone | None) -> None:
+    def judge(self, answer: Answer, zone: Zone | None) -> None:
         """Raises ContentRefused. A zone is the user's own network: its private addresses are what it is for."""
         if self.rebind_protection and zone is None:
             address = private_address(answer.wire)
@@ -125,6 +129,16 @@ class Fetcher:
             blocked = blocked_target(answer, self.blocklist)
             if blocked:
                 raise ContentRefused(w.NXDOMAIN, BLOCKED, f"CNAME to the blocked name {w.name_to_text(blocked)}")
+
+
+def _subnet_scope(wire: bytes) -> int:
+    """The prefix that an answer is good for; 0, everybody, also when the upstream says nothing (RFC 7871 7.2.1)."""
+    opt = w.scan(wire).opt
+    try:
+        values = [value for code, value in w.options(opt.options) if code == w.ECS] if opt else []
+    except Malformed:
+        return 128
+    return values[0][3] if values and len(values[0]) >= 4 else 0
 
 
 def blocked_target(answer: Answer, blocklist: Blocklist) -> bytes:

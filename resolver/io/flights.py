@@ -48,7 +48,15 @@ class Flight(Generic[V]):
 class Flights(Generic[V]):
     """The flights of one resolver. `fly` turns a flight into its verdict and must not raise but for cancellation."""
 
-    def __init__(self, fly: Callable[[Flight[V]], Coroutine[Any, Any, V]], stopped: Callable[[Flight[V]], V]) -> None:
+    def __init__(
+        self,
+        fly: Callable[[Flight[V]], Coroutine[Any, Any, V]],
+        stopped: Callable[[Flight[V]], V],
+        *,
+        most_flights: int = MOST_FLIGHTS,
+        most_waiters: int = MOST_WAITERS,
+    ) -> None:
+        self.most_flights, self.most_waiters = most_flights, most_waiters
         self._fly = fly
         self._stopped = stopped
         self._flights: dict[bytes, Flight[V]] = {}
@@ -65,7 +73,7 @@ class Flights(Generic[V]):
 
     def full(self, flight: Flight[V] | None) -> bool:
         """Whether one more question, or one more client of this flight, is too many."""
-        return len(flight.waiters) >= MOST_WAITERS if flight else len(self._flights) >= MOST_FLIGHTS
+        return len(flight.waiters) >= self.most_waiters if flight else len(self._flights) >= self.most_flights
 
     def start(self, flight: Flight[V]) -> None:
         self._flights[flight.key] = flight
@@ -88,7 +96,11 @@ class Flights(Generic[V]):
             flight.bridge.cancel()
 
     async def close(self) -> None:
-        tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
+        flights = list(self._flights.values())
+        tasks = [flight.task for flight in flights if flight.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for flight in flights:  # a task that is cancelled before its first step never reaches its `finally`
+            self._land(flight)
+            flight.settle(self._stopped(flight))

@@ -59,7 +59,11 @@ class UdpListener:
             except OSError:
                 # Linux reports an ICMP error of an earlier reply here; the socket is fine.
                 continue
-            reply = cached(wire, DATAGRAM_LIMIT)
+            limit = self._service.rate_limit
+            if limit is not None and not limit.admits(peer[0], self._service.now()):
+                reply: bytes | None = self._service.refuse_rate(wire)
+            else:
+                reply = cached(wire, DATAGRAM_LIMIT)
             if reply is None:
                 self._service.ask(wire, DATAGRAM_LIMIT, partial(self._answer, peer))
             elif reply:
@@ -106,6 +110,7 @@ class StreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._peer: str = transport.get_extra_info("peername")[0]
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self._open.add(self)
 
@@ -159,7 +164,11 @@ class StreamConnection(asyncio.Protocol):
 
     def _take(self, wire: bytes) -> None:
         """A message too short for an id gets no answer, as over UDP; the connection stays in step either way."""
-        reply = self._service.answer_cached(wire, STREAM_LIMIT, sealed=self._sealed, keepalive_s=self._idle_s)
+        limit = self._service.rate_limit
+        if limit is not None and not limit.admits(self._peer, self._service.now()):
+            reply: bytes | None = self._service.refuse_rate(wire)
+        else:
+            reply = self._service.answer_cached(wire, STREAM_LIMIT, sealed=self._sealed, keepalive_s=self._idle_s)
         if reply is None:
             self._pending += 1
             self._service.ask(wire, STREAM_LIMIT, self._answer, sealed=self._sealed, keepalive_s=self._idle_s)

@@ -20,43 +20,41 @@ Who calls: listeners call `answer_cached` first and `ask` when it gives None. `a
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from config import model
-from resolver import hosts, snapshot, zones
+from resolver import hosts, zones
 from resolver import wire as w
 from resolver.answer import Answer, Bounds, compose, denial_below, reply
 from resolver.blocklist import Blocklist
 from resolver.cache import RECHECK_S, Cache, Entry, key_of, name_of, scope_of
 from resolver.endpoints import Endpoints
-from resolver.errors import Malformed, UpstreamsFailed
+from resolver.errors import UpstreamsFailed
+from resolver.failures import Failures
 from resolver.io import files
 from resolver.io.clock import now as boottime
-from resolver.io.fetch import BLOCKED, ContentRefused, Fetcher, Upstreams, blocked_target, question_for
+from resolver.io.fetch import BLOCKED, EVERY_SUBNET, ContentRefused, Fetched, Fetcher, Upstreams, question_for
 from resolver.io.flights import Flight, Flights
 from resolver.io.lookup import Resolved, dial_endpoints, read_reply
-from resolver.question import SILENCE, Question, parse, reason
-from resolver.rebinding import private_address
-
-log = logging.getLogger("headrace.resolver")
+from resolver.io.saved_cache import SLICE, SavedCache
+from resolver.memos import Memos
+from resolver.question import SILENCE, Question, parse, reason, refuse
+from resolver.ratelimit import RateLimit
 
 STREAM_LIMIT = 65_535
 DATAGRAM_LIMIT = 1232
-STALE_ANSWER, STALE_NXDOMAIN, NOT_READY, NETWORK_ERROR = 3, 19, 14, 23  # RFC 8914 4
-FAILURE_S = (1.0, 2.0, 4.0, 5.0)
-"""How long a failure is kept, by how often in a row: at least 1 s (RFC 9520 3.2), and 5 at most, so that a name is back
-soon after the network is."""
+STALE_ANSWER, NOT_READY, PROHIBITED, STALE_NXDOMAIN = 3, 14, 18, 19  # RFC 8914 4
 _REFUSED_CONTENT_S = 30.0
-_MOST_FAILURES = 8192
-_MOST_MEMOS, _LARGEST_MEMO = 16_384, 512
 _GRACE_S = 0.05  # past the deadline given to the upstream set, which keeps it: a belt
 _SAVE_EVERY_S, _LOOK_EVERY_S = 300.0, 10.0
+_START_PATIENCE_S = 1.0
+"""How long `start` waits for lists and the saved cache. A million names or a huge cache come while we already serve: no
+name at all for seconds would be worse than a few names unblocked or asked again."""
 
 Done = Callable[[bytes, str], None]
 """Called once with the reply and where it came from: `cache`, `stale`, `local`, `policy`, an upstream's URL, `failure`."""
@@ -71,21 +69,7 @@ class Found(NamedTuple):
     options: bytes = b""
     stale: bool = False
     entry: Entry | None = None
-
-
-class _Memo(NamedTuple):
-    """A reply without its id, true until `until` or until its entry holds another answer."""
-
-    until: float
-    entry: Entry
-    answer: Answer
-    tail: bytes
-
-
-class _Failure(NamedTuple):
-    until: float
-    times: int
-    found: Found
+    shared: bool = False  # good for every subnet (RFC 7871 7.3.1, scope 0)
 
 
 class ResolverService:
@@ -101,10 +85,8 @@ class ResolverService:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
-        self._state_dir = state_dir
         self._upstreams = upstreams
         self._clock = clock
-        self._wall = wall
         self._blocklist = Blocklist()
         self._cache = Cache(
             entries=config.cache.entries,
@@ -112,10 +94,13 @@ class ResolverService:
             stale_s=config.cache.serve_stale_s,
             prefetch=config.cache.prefetch,
         )
-        self._memos: tuple[dict[bytes, _Memo], dict[bytes, _Memo]] = ({}, {})  # plain, sealed
-        self._failures: OrderedDict[bytes, _Failure] = OrderedDict()
+        self._saved = SavedCache(state_dir, self._cache, clock, wall)
+        self._memos = (Memos(), Memos())  # plain, sealed
+        self._failures: Failures[Found] = Failures()
         self._flights: Flights[Found] = Flights(self._fly, self._stopped)
         self._housekeeping: asyncio.Task[None] | None = None
+        self._loaded = asyncio.Event()
+        self._policy_changed = asyncio.Event()
         self._hosts_stamps: tuple[tuple[int, int], ...] = ()
         self._counts = dict.fromkeys(("queries", "cache", "stale", "local", "policy", "failed", "upstream"), 0)
         self._memo_hits = 0
@@ -124,11 +109,9 @@ class ResolverService:
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Loads blocklists and the saved cache, in threads; then keeps house until `close`."""
-        await self._load_blocklists()
-        if self._config.cache.persist:
-            await self._restore()
+        """Reads blocklists and the saved cache, waiting a second at most; then keeps house until `close`."""
         self._housekeeping = asyncio.create_task(self._keep_house())
+        await _within(self._loaded, _START_PATIENCE_S)
 
     async def close(self) -> None:
         """Ends flights (those who wait get SERVFAIL), and saves the cache. May be called twice."""
@@ -136,7 +119,9 @@ class ResolverService:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
             self._housekeeping = None
-            await self._save()
+            # A cache that was not read back yet must not take the place of the one on disk.
+            if self._loaded.is_set() and self._config.cache.persist:
+                await self._saved.save()
         await self._flights.close()
 
     def reconfigure(self, config: model.Resolver) -> None:
@@ -148,9 +133,8 @@ class ResolverService:
         self._cache.entries, self._cache.size = config.cache.entries, config.cache.size_bytes
         self._cache.stale_s, self._cache.prefetch = config.cache.serve_stale_s, config.cache.prefetch
         self._apply(config)
-        if config.blocklists != old.blocklists and self._housekeeping is not None:
-            self._housekeeping.cancel()
-            self._housekeeping = asyncio.create_task(self._keep_house(reload_blocklists=True))
+        if (config.blocklists, config.rebind_protection) != (old.blocklists, old.rebind_protection):
+            self._policy_changed.set()
 
     def _apply(self, config: model.Resolver) -> None:
         cache = config.cache
@@ -158,8 +142,9 @@ class ResolverService:
         self._read_hosts()
         bounds = Bounds(int(cache.min_ttl_s), int(cache.max_ttl_s), int(cache.max_negative_ttl_s))
         self._fetcher = Fetcher(self._upstreams, self._zones, bounds, config.rebind_protection, self._blocklist)
+        self.rate_limit = RateLimit(config.rate_limit_per_s) if config.rate_limit_per_s else None
         self._forget_memos()
-        self._failures.clear()
+        self._failures.forget()
 
     def _read_hosts(self) -> None:
         self._hosts_stamps = files.stamps(self._config.hosts_files)
@@ -170,55 +155,45 @@ class ResolverService:
         for memos in self._memos:
             memos.clear()
 
-    async def _load_blocklists(self) -> None:
+    async def _keep_house(self) -> None:
+        """Owned by this service and cancelled by `close`; a save that is cut short leaves the old file."""
+        await self._take_policy()
+        if self._config.cache.persist:
+            await self._saved.restore(lambda saved: self._allowed(saved.key, saved.answer))
+        self._loaded.set()
+        saved_at = self._clock()
+        while True:
+            await _within(self._policy_changed, _LOOK_EVERY_S)
+            if self._policy_changed.is_set():
+                await self._take_policy()
+            if files.stamps(self._config.hosts_files) != self._hosts_stamps:
+                self._read_hosts()
+            if self._config.cache.persist and self._clock() - saved_at >= _SAVE_EVERY_S:
+                saved_at = self._clock()
+                await self._saved.save()
+
+    async def _take_policy(self) -> None:
+        """Reads the blocklists, then forgets what today's policy would have refused, a slice for each turn of the loop."""
+        self._policy_changed.clear()
         self._blocklist = await asyncio.to_thread(files.read_blocklists, self._config.blocklists)
         self._fetcher = replace(self._fetcher, blocklist=self._blocklist)
         self._forget_memos()
-        if len(self._blocklist):
-            for entry in self._cache:
-                if entry.answer is not None and blocked_target(entry.answer, self._blocklist):
-                    self._cache.remove(entry.key)
+        for number, entry in enumerate(self._cache):
+            if entry.answer is not None and not self._allowed(entry.key, entry.answer):
+                self._cache.remove(entry.key)
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
 
-    async def _keep_house(self, *, reload_blocklists: bool = False) -> None:
-        """Owned by this service, cancelled by `close` and by `reconfigure`; a save that is cut short leaves the old file."""
-        if reload_blocklists:
-            await self._load_blocklists()
-        saved_at = self._clock()
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            if files.stamps(self._config.hosts_files) != self._hosts_stamps:
-                self._read_hosts()
-            if self._clock() - saved_at >= _SAVE_EVERY_S:
-                saved_at = self._clock()
-                await self._save()
-
-    async def _restore(self) -> None:
-        content = await asyncio.to_thread(files.read_cache_file, self._state_dir)
-        if not content:
-            return
+    def _allowed(self, key: bytes, answer: Answer) -> bool:
+        """Whether a kept answer may still be given: its zone is there, and its content would pass today."""
+        scope, zone = self._zones.zone_of(name_of(key))
+        if scope != scope_of(key):
+            return False
         try:
-            saved = await asyncio.to_thread(snapshot.read, content, self._wall())
-        except Malformed as exc:
-            log.warning("saved DNS cache dropped: %s", exc)
-            return
-        count = snapshot.restore(self._cache, (s for s in saved if self._may_restore(s)), self._clock())
-        log.info("DNS cache: %d of %d saved answers restored", count, len(saved))
-
-    def _may_restore(self, saved: snapshot.Saved) -> bool:
-        """The policy of today, not of the day it was saved; and nothing of a zone that is gone."""
-        scope, _ = self._zones.zone_of(name_of(saved.key))
-        if scope != scope_of(saved.key):
+            self._fetcher.judge(answer, zone)
+        except ContentRefused:
             return False
-        if self._config.rebind_protection and not scope and private_address(saved.answer.wire):
-            return False
-        return not (len(self._blocklist) and blocked_target(saved.answer, self._blocklist))
-
-    async def _save(self) -> None:
-        """The entries are listed here and written in a thread: messages are immutable bytes."""
-        if self._config.cache.persist:
-            entries = [replace(entry) for entry in self._cache]
-            now, wall = self._clock(), self._wall()
-            await asyncio.to_thread(lambda: files.write_cache_file(self._state_dir, snapshot.write(entries, now, wall)))
+        return True
 
     # --- the chain --------------------------------------------------------------------------------------------------
 
@@ -261,6 +236,11 @@ class ResolverService:
 
         self._answer(asked, give)
 
+    def refuse_rate(self, wire: bytes) -> bytes:
+        """The reply to a client above its rate: short, at once, and it says so; `SILENCE` where nothing may be said."""
+        asked = parse(wire)
+        return asked if isinstance(asked, bytes) else refuse(asked, w.REFUSED, ede=PROHIBITED, text="rate limit")
+
     async def answer(
         self, wire: bytes, limit: int, *, client: str = "", sealed: bool = False, keepalive_s: float = 0.0
     ) -> bytes | None:
@@ -276,7 +256,7 @@ class ResolverService:
 
     def _prepare(self, question: Question) -> None:
         self._counts["queries"] += 1
-        if self._config.ecs == "strip":
+        if self._config.ecs == "strip" or len(question.ecs) < 4:
             question.ecs = b""
 
     def _answer(self, question: Question, give: Callable[[Found], None]) -> None:
@@ -313,6 +293,9 @@ class ResolverService:
             if self._cache.hit(entry, now):
                 self._refresh(question, scope, zone)
             return Found(entry.answer, "cache", int(now - entry.stored_at), entry=entry)
+        if question.ecs and question.ecs != EVERY_SUBNET:
+            found = self._cached(replace(question, ecs=EVERY_SUBNET), now, scope, zone)
+            return found._replace(shared=True) if found is not None else None
         above = self._cache.denied_above(question, now, scope)
         if above is not None and above.answer is not None:
             self._counts["cache"] += 1
@@ -323,11 +306,8 @@ class ResolverService:
         stale = self._cache.stale(question, now, scope)
         if stale is not None and now < stale.recheck_at:
             return self._stale(stale)
-        failure = self._failures.get(key_of(question, scope))
-        if failure is None or now >= failure.until:
-            return None
-        # A waiter's question stands for all who share the key, and its section is replaced on the way out.
-        return failure.found
+        # Another client's verdict: it names nobody, and the question's bytes are replaced on the way out.
+        return self._failures.find(key_of(question, scope), now)
 
     def _stale(self, entry: Entry) -> Found:
         self._counts["stale"] += 1
@@ -377,24 +357,25 @@ class ResolverService:
                 fetched = await self._fetch(question, flight.zone, started + timeout_s)
         except ContentRefused as exc:
             found = Found(compose(question, exc.rcode), "policy", options=reason(exc.ede, str(exc)))
-            self._keep_failure(flight.key, _Failure(self._clock() + _REFUSED_CONTENT_S, 0, found))
+            self._failures.keep(flight.key, found, self._clock() + _REFUSED_CONTENT_S)
             return found
         except UpstreamsFailed as exc:
             return self._fail(flight, exc)
         except TimeoutError:
             return self._fail(flight, UpstreamsFailed((("upstreams", f"no answer in {timeout_s:g} s"),)))
-        self._failures.pop(flight.key, None)
-        answer, upstream = fetched
-        self._cache.put(question, answer, self._clock(), scope=flight.scope, source=upstream)
-        return Found(answer, upstream)
+        self._failures.forget(flight.key)
+        answer, upstream, shared = fetched
+        kept_for = replace(question, ecs=EVERY_SUBNET) if shared else question
+        self._cache.put(kept_for, answer, self._clock(), scope=flight.scope, source=upstream)
+        return Found(answer, upstream, shared=shared)
 
-    async def _fetch(self, question: Question, zone: model.Zone | None, deadline: float) -> tuple[Answer, str]:
+    async def _fetch(self, question: Question, zone: model.Zone | None, deadline: float) -> Fetched:
         local = self._local.answer(question)
-        if local is not None and local.unfinished:
-            finished = await self._fetcher.finish(local, question, deadline)
-            # Kept by nobody: the local half may change with the next reload.
-            return replace(finished.answer, ttl_s=0), finished.upstream
-        return await self._fetcher.fetch(question, zone, deadline)
+        if local is None or not local.unfinished:
+            return await self._fetcher.fetch(question, zone, deadline)
+        finished = await self._fetcher.finish(local, question, deadline)
+        # Kept by nobody: the local half may change with the next reload.
+        return finished._replace(answer=replace(finished.answer, ttl_s=0))
 
     def _fail(self, flight: Flight[Found], exc: UpstreamsFailed) -> Found:
         entry = flight.stale or self._cache.stale(flight.question, self._clock(), flight.scope)
@@ -406,17 +387,8 @@ class ResolverService:
             return self._stale(entry)
         self._counts["failed"] += 1
         found = _failed(flight.question, exc.ede, str(exc))
-        before = self._failures.get(flight.key)
-        times = before.times + 1 if before and self._clock() < before.until + FAILURE_S[-1] else 1
-        held_s = FAILURE_S[min(times, len(FAILURE_S)) - 1]
-        self._keep_failure(flight.key, _Failure(self._clock() + held_s, times, found))
+        self._failures.failed(flight.key, found, self._clock())
         return found
-
-    def _keep_failure(self, key: bytes, failure: _Failure) -> None:
-        self._failures[key] = failure
-        self._failures.move_to_end(key)
-        if len(self._failures) > _MOST_FAILURES:
-            self._failures.popitem(last=False)
 
     def _stopped(self, flight: Flight[Found]) -> Found:
         return _failed(flight.question, NOT_READY, "the resolver gave this question up")
@@ -427,27 +399,11 @@ class ResolverService:
         self, found: Found, question: Question, wire: bytes, limit: int, *, sealed: bool, options: bytes = b""
     ) -> bytes:
         room = limit if limit > DATAGRAM_LIMIT else min(limit, question.size)
-        options = found.options + options
+        options = found.options + options + _subnet(question, found)
         message = reply(found.answer, question, found.age_s, room, options=options, stale=found.stale, sealed=sealed)
-        if found.entry is not None and question.repeatable and not question.keepalive:
-            self._memoise(found.entry, found.age_s, question, wire, message, sealed=sealed)
+        if found.entry is not None:
+            self._memos[sealed].keep(wire, message, question, found.entry, found.age_s)
         return message
-
-    def _memoise(
-        self, entry: Entry, age_s: int, question: Question, wire: bytes, message: bytes, *, sealed: bool
-    ) -> None:
-        """Keeps the reply until its TTLs change, which is each full second of its age; only replies that fit any client."""
-        answer = entry.answer
-        if answer is None or len(message) > min(question.size, _LARGEST_MEMO) or len(wire) > _LARGEST_MEMO:
-            return
-        if message[2] & 0x02:
-            return  # cut for a datagram: over TCP the same bytes ask for all of it
-        memos = self._memos[sealed]
-        if len(memos) >= _MOST_MEMOS:
-            memos.clear()  # cheaper than order: each memo lives for a second, and its loss costs one parse
-        # Up to the time of prefetch, and not inside it: the hit that refreshes is one that the cache counts.
-        until = min(entry.stored_at + age_s + 1, entry.expires_at, entry.refresh_at)
-        memos[wire[2:]] = _Memo(until, entry, answer, message[2:])
 
     # --- for the proxy and for people -----------------------------------------------------------------------------
 
@@ -485,21 +441,40 @@ class ResolverService:
             "waiting": self._flights.waiting,
         }
 
+    def now(self) -> float:
+        return self._clock()
+
     def flush(self, name: str | None = None) -> int:
         """Forgets everything, or a name and all below it; how many answers that were. Raises ValueError for no name."""
         self._forget_memos()
-        self._failures.clear()
+        self._failures.forget()
         return self._cache.flush(None if name is None else w.name_from_text(name))
 
     def network_changed(self) -> None:
         """The failures of the old network say nothing about the new one; stale answers are tried afresh."""
-        self._failures.clear()
+        self._failures.forget()
         for entry in self._cache:
             entry.recheck_at = 0.0
 
 
 def _failed(question: Question, ede: int, text: str) -> Found:
     return Found(compose(question, w.SERVFAIL), "failure", options=reason(ede, text))
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    """Returns when the event is set or the time is over. Not wait_for(): before 3.12 it loses a cancellation that comes
+    together with the event, and whoever closes would wait for ever."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _subnet(question: Question, found: Found) -> bytes:
+    """The client's subnet back, with the scope that the answer is good for (RFC 7871 7.2.1); nothing when it is stripped."""
+    if not question.ecs or found.source in ("local", "policy", "failure"):
+        return b""
+    ecs = question.ecs
+    return w.option(w.ECS, ecs[:3] + (b"\0" if found.shared else ecs[2:3]) + ecs[4:])
 
 
 def _keepalive(question: Question, idle_s: float) -> bytes:

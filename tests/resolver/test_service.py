@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -652,12 +652,62 @@ async def test_flush_forgets_a_name(lab: Lab) -> None:
     assert len(lab.upstreams.asked) == 2
 
 
-async def test_the_number_of_questions_in_flight_is_bounded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resolver.io.flights.MOST_FLIGHTS", 3)
-    lab.upstreams.held = asyncio.Event()
-    waiting: list[Awaitable[dns.message.Message]] = [asyncio.ensure_future(lab.ask(f"n{i}.example")) for i in range(3)]
-    await turns()
-    reply = await lab.ask("one-more.example")
-    assert reply.rcode() == dns.rcode.SERVFAIL and "too many" in reason_texts(reply)
-    lab.upstreams.held.set()
-    assert all(addresses(reply) for reply in await asyncio.gather(*waiting))
+async def test_a_subnet_gets_its_own_answer_and_scope_0_is_for_all(tmp_path: Path) -> None:
+    lab = configured(tmp_path, ecs="pass")
+
+    def script(query: dns.message.Message) -> bytes:
+        subnet = query.options[0] if query.options else None
+        reply = dns.message.from_wire(
+            answer(query, "60 A 192.0.2.9" if subnet is None else f"60 A {SEEN[str(subnet.address)]}")
+        )
+        if subnet is not None:
+            scope = 0 if reply.question[0].name.to_text().startswith("all") else 24
+            reply.use_edns(0, options=[dns.edns.ECSOption(subnet.address, subnet.srclen, scope)])
+        return reply.to_wire()
+
+    lab.upstreams.script = script
+    for _ in range(2):
+        for network, address in SEEN.items():
+            reply = await lab.ask("own.example", options=[dns.edns.ECSOption(network, 24)])
+            assert addresses(reply) == [address]
+            assert [(o.address, o.srclen, o.scopelen) for o in reply.options] == [(network, 24, 24)]
+            reply = await lab.ask("all.example", options=[dns.edns.ECSOption(network, 24)])
+            assert [o.scopelen for o in reply.options] == [0]
+    assert addresses(await lab.ask("own.example")) == ["192.0.2.9"], "never an answer of somebody's subnet"
+    assert [name for name, _ in lab.upstreams.asked] == ["own.example.", "all.example.", "own.example.", "own.example."]
+    await lab.service.close()
+
+
+SEEN = {"198.51.100.0": "192.0.2.1", "203.0.113.0": "192.0.2.2"}
+
+
+async def test_a_cache_that_was_saved_under_another_policy_obeys_todays(tmp_path: Path) -> None:
+    config = replace(QUIET, cache=DnsCache(persist=True), rebind_protection=False)
+    first = Lab(tmp_path, config)
+    await first.service.start()
+    first.upstreams.script = lambda query: answer(query, "60 A 10.0.0.1")
+    await first.ask("a.example")
+    first.service.reconfigure(replace(config, rebind_protection=True))
+    await until(lambda: first.service.stats()["entries"] == 0)
+    first.service.reconfigure(config)
+    await first.ask("a.example")
+    await first.service.close()
+    second = Lab(tmp_path, replace(config, rebind_protection=True))
+    await second.service.start()
+    assert second.service.stats()["entries"] == 0
+    await second.service.close()
+
+
+async def test_a_client_above_its_rate_is_refused_at_once_and_told(tmp_path: Path) -> None:
+    lab = configured(tmp_path, rate_limit_per_s=2)
+    limit = lab.service.rate_limit
+    assert limit is not None
+    assert [limit.admits("192.0.2.1", lab.clock.now) for _ in range(3)] == [True, True, False]
+    assert limit.admits("192.0.2.2", lab.clock.now)
+    assert limit.admits("192.0.2.1", lab.clock.now + 0.5)
+    assert [limit.admits(f"2001:db8::{i}", lab.clock.now) for i in range(3)] == [True, True, False]
+    wire = lab.service.refuse_rate(dns.message.make_query("a.example", "A", use_edns=0).to_wire())
+    assert dns.message.from_wire(wire).rcode() == dns.rcode.REFUSED
+    assert reasons(dns.message.from_wire(wire)) == [18]
+    assert lab.service.refuse_rate(b"short") == b""
+    await lab.service.close()

@@ -1,0 +1,43 @@
+"""Keep whole replies by the exact bytes of their query: the shortest way from a datagram to its answer.
+
+Theory: stubs send the same bytes again and again; only the id differs. A reply is good for those bytes until the next
+full second of its entry's age, when its TTLs change, until its entry holds another answer, or until the time of prefetch
+(the hit that refreshes must be one that the cache counts). So nothing is ever searched for or taken out: what is no
+longer true is not used, and a full table is emptied, which costs each name one parse.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from resolver.answer import Answer
+from resolver.cache import Entry
+from resolver.question import Question
+
+MOST, LARGEST = 16_384, 512
+"""Replies, and bytes of query and of reply each: 16 MiB at the very most."""
+
+
+class Memo(NamedTuple):
+    until: float
+    entry: Entry
+    answer: Answer
+    tail: bytes  # the reply behind its id
+
+
+class Memos(dict[bytes, Memo]):
+    """By the bytes of the query behind its id."""
+
+    def keep(self, wire: bytes, message: bytes, question: Question, entry: Entry, age_s: int) -> None:
+        """Only for replies that every transport carries to this client, and for queries whose bytes will come again."""
+        answer = entry.answer
+        if answer is None or not question.repeatable or question.keepalive:
+            return
+        if len(message) > min(question.size, LARGEST) or len(wire) > LARGEST:
+            return
+        if message[2] & 0x02:
+            return  # cut for a datagram: over TCP the same bytes ask for all of it
+        if len(self) >= MOST:
+            self.clear()
+        until = min(entry.stored_at + age_s + 1, entry.expires_at, entry.refresh_at)
+        self[wire[2:]] = Memo(until, entry, answer, message[2:])
