@@ -1,7 +1,6 @@
 """Open one connection to an edge: find its addresses, race them, speak TLS, choose the version.
 
-Theory: a dial is one task and no more, whatever it races. Addresses are raced on raw non-blocking sockets with writer
-callbacks (RFC 8305: the next one starts after 250 ms, or at once when one failed), so that the time of the TCP handshake
+Theory: addresses are raced first (`eyeballs`) and TLS starts on the socket that won, so that the time of the TCP handshake
 and that of TLS are known apart. QUIC, where it is expected, gets a head start before TCP begins; the loser of that race
 is left to end by itself, because both what it proves and the connection are worth having.
 
@@ -12,24 +11,22 @@ Who may cancel: `EdgeConnections` owns the task of each dial and cancels it when
 it. A loser that ends late is owned by `Dialler` (`strays`) and cancelled by `Dialler.close`.
 
 Rules for editing: 1. every failure names the place and what was seen there; 2. certificates are always verified;
-3. an address is dialled as a literal: no call here may ask the system's resolver.
+3. an address is dialled as a literal: the system's resolver is never asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from errno import EINPROGRESS
 from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
 from config.model import Edge
+from proxy.io.eyeballs import Connected, DialError, connect_first, place_of
 from proxy.io.rims import DialMarks, EdgeConnection
 from proxy.messages import Abort, Cause, Party, Stage
 from proxy.reach import Reach
@@ -98,15 +95,6 @@ class Rims:
     quic: Callable[[str, int, Edge, float], Awaitable[EdgeConnection]] = field(default_factory=QuicDialler)
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """A TCP connection, and how long its own handshake took (not what the race had waited before it)."""
-
-    sock: socket.socket
-    address: str
-    took_s: float
-
-
 @dataclass(slots=True)
 class Dialled:
     """A connection that is ready for its first exchange. `transport` is None for QUIC."""
@@ -114,14 +102,6 @@ class Dialled:
     connection: EdgeConnection
     transport: asyncio.Transport | None
     marks: DialMarks
-
-
-class DialError(OSError):
-    """A dial failed; `abort` says it all."""
-
-    def __init__(self, abort: Abort) -> None:
-        super().__init__(abort.detail)
-        self.abort = abort
 
 
 def failed_dial(exc: BaseException, place: str) -> Abort:
@@ -142,112 +122,6 @@ def _reading(exc: BaseException) -> tuple[Cause, str]:
     if isinstance(exc, OSError) and exc.errno:
         return Cause.LOST, os.strerror(exc.errno).lower()
     return Cause.LOST, str(exc) or "closed during the handshake"
-
-
-async def connect_first(
-    addresses: Sequence[str], port: int, *, clock: Callable[[], float], step_s: float = 0.25
-) -> Connected:
-    """The first TCP connection of a staggered race (RFC 8305 5). Losers are closed: a SYN proves nothing.
-    `clock` measures: the time of uvloop's loop stands still within a turn, and a near edge would be 0 ms away.
-
-    Raises DialError naming each address and what was seen there; asyncio.CancelledError closes all of it.
-    """
-    race = _Race(addresses, port, clock, step_s)
-    try:
-        return await race.won
-    finally:
-        race.stop()
-
-
-class _Race:
-    """Attempts in order, one more each `step_s`. `won` gets the first that connects, or DialError after the last."""
-
-    def __init__(self, addresses: Sequence[str], port: int, clock: Callable[[], float], step_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.won: asyncio.Future[Connected] = self._loop.create_future()
-        self._port, self._clock, self._step_s = port, clock, step_s
-        self._to_try = deque(addresses)
-        self._open: dict[socket.socket, tuple[str, float]] = {}
-        self._causes: list[str] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._next()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for sock in list(self._open):
-            self._leave(sock).close()
-
-    def _next(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._to_try and not self._start(self._to_try.popleft()):
-            pass
-        if self._to_try:
-            self._timer = self._loop.call_later(self._step_s, self._next)
-        elif not self._open and not self.won.done():
-            said = "; ".join(self._causes) or "no address to connect to"
-            self.won.set_exception(
-                DialError(Abort(Party.EDGE, Stage.CONNECT, Cause.LOST, said, unprocessed=True)),
-            )
-
-    def _start(self, address: str) -> bool:
-        sock: socket.socket | None = None
-        try:
-            # A name here would make connect() ask the system's resolver, and block the loop for it.
-            family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setblocking(False)
-            _keep_alive(sock)
-            started = self._clock()
-            code = sock.connect_ex((address, self._port))
-        except (OSError, ValueError) as exc:
-            code = getattr(exc, "errno", None) or 0
-            self._failed(address, os.strerror(code).lower() if code else str(exc))
-            if sock is not None:
-                sock.close()
-            return False
-        if code not in (0, EINPROGRESS):
-            sock.close()
-            self._failed(address, os.strerror(code).lower())
-            return False
-        self._open[sock] = (address, started)
-        self._loop.add_writer(sock, self._ready, sock)
-        return True
-
-    def _ready(self, sock: socket.socket) -> None:
-        address, started = self._open[sock]
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        self._leave(sock)
-        if code:
-            sock.close()
-            self._failed(address, os.strerror(code).lower())
-            self._next()
-        elif self.won.done():
-            sock.close()
-        else:
-            self.won.set_result(Connected(sock, address, self._clock() - started))
-
-    def _leave(self, sock: socket.socket) -> socket.socket:
-        del self._open[sock]
-        self._loop.remove_writer(sock)
-        return sock
-
-    def _failed(self, address: str, said: str) -> None:
-        self._causes.append(f"connect {_place(address, self._port)}: {said}")
-
-
-def _place(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    """Tell a dead path within 30 s, idle or with bytes unacknowledged, from an edge that only thinks (TCP level)."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class _Negotiating(asyncio.Protocol):
@@ -412,7 +286,7 @@ class Dialler:
     async def _quic(self, found: Endpoints, port: int, place: list[str], timeout_s: float) -> Dialled:
         """QUIC has no SYN of its own to time: its handshake is the connect and the TLS in one, counted as TLS."""
         address = self._reach.order(self.edge.host, found.addresses, self._clock())[0]
-        place[0] = f"quic {_place(address, port)}"
+        place[0] = f"quic {place_of(address, port)}"
         started = self._clock()
         try:
             connection = await self._rims.quic(address, port, self.edge, timeout_s)
@@ -426,10 +300,10 @@ class Dialler:
         edge = self.edge
         left = self._reach.order(edge.host, found.addresses, self._clock())
         while True:
-            place[0] = "connect " + ", ".join(_place(address, found.port) for address in left[:4])
+            place[0] = "connect " + ", ".join(place_of(address, found.port) for address in left[:4])
             connected = await connect_first(left, found.port, clock=self._clock, step_s=self._pace.step_s)
             self._reach.connected(edge.host, connected.address, left[0], self._clock())
-            place[0] = f"{'tls' if edge.is_tls else 'connect'} {_place(connected.address, found.port)}"
+            place[0] = f"{'tls' if edge.is_tls else 'connect'} {place_of(connected.address, found.port)}"
             try:
                 return await self._secure(connected, place[0], h1_only)
             except ssl.SSLError as exc:
@@ -500,3 +374,6 @@ def _is_literal(host: str) -> bool:
         ip_address(host)
         return True
     return False
+
+
+__all__ = ["DialError", "Dialled", "Dialler", "Pace", "QuicDialler", "Resolves", "Rims", "connect_first", "failed_dial"]

@@ -1,7 +1,7 @@
-"""Keep the edges of all pools: their connections, health and measures, through reloads and failures.
+"""Keep the edges of all pools through reloads, probe them, and say whom to try.
 
-Theory: decisions are pure and live elsewhere (`health`, `weights`, `limiter`, `failover`); this file holds their state for
-each edge, feeds them with what happens, and gives the relay one question: whom to try now.
+Theory: decisions are pure and live elsewhere (`health`, `weights`, `limiter`, `failover`); `edge_state` holds their state
+for each edge; this file holds the edges of each pool and gives the relay one question: whom to try now.
 
       probes ─────────► EdgeState.probed ──┐                        ┌─► EdgeHealth ──► Transition ──► log, listeners
       relay.begin ────► EdgeState.begin    ├─ standing, limiter ────┤
@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,15 +26,13 @@ from functools import partial
 
 from config.model import Edge, Pool
 from proxy.failover import RetryBudget
-from proxy.health import EdgeHealth, Outcome, State, Transition, retry_after_s
+from proxy.health import State, Transition
 from proxy.io.dial import Resolves, Rims
-from proxy.io.outbound import EdgeConnections
-from proxy.io.probes import Prober, ProbeResult, probe_forever
-from proxy.io.rims import DialMarks
-from proxy.limiter import FULL, Limiter
-from proxy.messages import Abort, Fields, ResponseHead
+from proxy.io.edge_state import EdgeState, EdgeView
+from proxy.io.probes import probe_forever
+from proxy.limiter import FULL
 from proxy.reach import Reach
-from proxy.weights import Prior, Standing, candidates, live_weights, nth_draw, prior_of
+from proxy.weights import Prior, candidates, live_weights, nth_draw, prior_of
 from proxy.weights import cost as cost_of
 
 log = logging.getLogger(__name__)
@@ -48,34 +45,6 @@ SLOW_TTFB_S, SLOW_RTT_S = 0.25, 0.1  # and at least this much above it
 BUSY_MIN = 8  # requests in flight below which a full limit is no load worth a word
 WARM_EDGES = 3  # the best edges that hold `keep_warm` connections each
 MAX_RETRY_AFTER_S = 30
-BADNESS = {State.HEALTHY: 0, State.DEGRADED: 0, State.EJECTED: 2, State.DOWN: 3, State.DRAINING: 4}
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeView:
-    """One line of `headrace edges`. None: not measured yet."""
-
-    id: str
-    pool: str
-    url: str
-    protocol: str  # as configured
-    version: str  # as last spoken, "" before the first connection
-    rtt_ms: float | None
-    tls_ms: float | None
-    ttfb_ms: float | None
-    active: int
-    limit: int
-    weight: float
-    live_weight: float
-    state: str
-    reason: str
-    since_s: float  # how long it has been in this state
-    standby: bool
-    idle: int
-    requests: int
-    failures: int
-    dials: int
-    probes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,190 +53,6 @@ class Shed:
 
     reason: str
     retry_after_s: int
-
-
-class EdgeState:
-    """One edge: what the relay tells of it and what is known of it."""
-
-    def __init__(
-        self,
-        edge: Edge,
-        pool: Pool,
-        *,
-        resolver: Resolves,
-        reach: Reach,
-        clock: Callable[[], float],
-        rims: Rims | None,
-        changed: Callable[[Transition], None],
-    ) -> None:
-        now = clock()
-        self.id = edge.id
-        self.config = edge
-        self.header_fields = _fields_of(edge)
-        self.connections = EdgeConnections(
-            edge,
-            resolver=resolver,
-            reach=reach,
-            clock=clock,
-            connect_s=pool.timeouts.connect_s,
-            rims=rims,
-            on_leg=self._on_leg,
-        )
-        self.prober = Prober(edge, resolver=resolver, reach=reach, clock=clock, rims=rims)
-        self.health = EdgeHealth(edge.id, fall=pool.probe.fall, rise=pool.probe.rise, now=now)
-        self.limiter = Limiter(edge.max_active)
-        self.standing = Standing(edge.id, edge.weight, edge.standby)
-        self.may_eject: Callable[[], bool] = bool  # the pool's say: no
-        self.requests = self.failures = self.dials = self.probes = 0
-        self._reach = reach
-        self._changed = changed
-        self._hears_ttfb = False
-        self._may_speak_h3 = edge.protocol == "auto" and edge.scheme == "https"
-        self._legs_new = self._legs_all = 0  # since the last look
-
-    def __repr__(self) -> str:
-        return f"<EdgeState {self.id} {self.state.value} {self.standing.inflight}/{self.limiter.limit}>"
-
-    @property
-    def state(self) -> State:
-        return self.health.state
-
-    @property
-    def reason(self) -> str:
-        return self.health.reason
-
-    # ---------------------------------------------------------------- from the relay
-
-    def begin(self, now: float) -> None:
-        """A request is about to be sent to this edge. Each begin has its finish."""
-        standing = self.standing
-        self.requests += 1
-        standing.inflight += 1
-        if not standing.waiting:
-            standing.silent_since = now
-        standing.waiting += 1
-        standing.full = not self.limiter.admits(standing.inflight)
-        self.limiter.begun(standing.inflight, now)
-
-    def note_status(self, head: ResponseHead, now: float, ttfb_s: float | None = None) -> None:
-        """The final head arrived, `ttfb_s` after the request could leave. Costs, cooling and health hear of it at once:
-        the end of a stream may be minutes away."""
-        standing = self.standing
-        standing.waiting = max(standing.waiting - 1, 0)
-        standing.silent_since = now
-        if ttfb_s is not None:
-            self._hears_ttfb = True
-            self._measured(ttfb_s, now)
-        # The usual answer of a usual edge changes nothing, and is spared the 5 us of being judged.
-        if head.status == 429 or head.status >= 500 or not self.health.is_spotless:
-            wait_s = retry_after_s(head.fields, time.time()) if head.status in (429, 503) else None
-            self._judge(Outcome(head.status, retry_after_s=wait_s), now)
-        if self._may_speak_h3 and (alternatives := head.get(b"alt-svc")) is not None:
-            self._reach.heard_alt_svc(self.config.host, self.config.port, alternatives, now)
-
-    def finish(self, abort: Abort | None, ttfb_s: float | None, now: float, *, reused: bool = False) -> None:
-        """The request is over, cleanly (None) or not. `reused`: its connection had carried an earlier one."""
-        standing = self.standing
-        standing.inflight = max(standing.inflight - 1, 0)
-        if ttfb_s is None:
-            standing.waiting -= 1
-        elif not self._hears_ttfb and ttfb_s >= 0:
-            self._measured(ttfb_s, now)
-        standing.waiting = min(max(standing.waiting, 0), standing.inflight)
-        if abort is not None:
-            self._judge(Outcome(abort=abort, reused=reused), now)
-        standing.full = not self.limiter.admits(standing.inflight)
-
-    def _measured(self, ttfb_s: float, now: float) -> None:
-        self.standing.ttfb.add(ttfb_s, now)
-        self.limiter.answered(ttfb_s, now)
-
-    def _judge(self, outcome: Outcome, now: float) -> None:
-        was = self.health.failures
-        self.note(self.health.on_outcome(outcome, now, may_eject=self.may_eject()), now)
-        if self.health.failures > was or outcome.status == 429:
-            self.failures += self.health.failures - was
-            self.limiter.failed(now)
-
-    def _on_leg(self, marks: DialMarks) -> None:
-        self._legs_all += 1
-        if not marks.reused:
-            self._legs_new += 1
-            self.dials += 1
-
-    # ---------------------------------------------------------------- from the edge set
-
-    def looked_at(self, now: float) -> None:
-        """Once a second: fold what was counted since into the averages."""
-        if self._legs_all:
-            self.standing.p_new.add(self._legs_new / self._legs_all, now)
-            self._legs_new = self._legs_all = 0
-        self.standing.slow_start = self.health.slow_start(now)
-
-    def probed(self, result: ProbeResult, now: float) -> None:
-        self.probes += 1
-        if result.rtt_s is not None:
-            self.standing.rtt.add(result.rtt_s, now)
-        if result.tls_s is not None:
-            self.standing.tls.add(result.tls_s, now)
-        if result.version and not self.connections.version:
-            self.connections.version = result.version
-        self.note(self.health.on_probe(result.ok, result.reason, now), now)
-
-    def note(self, transition: Transition | None, now: float) -> None:
-        """Bring the standing in line with the health, and tell of the transition when there was one."""
-        health, standing = self.health, self.standing
-        standing.badness = 1 if health.is_cooling and health.state is State.EJECTED else BADNESS[health.state]
-        standing.back_in_s = health.back_in_s(now) or 0.0
-        if transition is not None:
-            self._changed(transition)
-
-    def reconfigure(self, edge: Edge, pool: Pool, now: float) -> None:
-        """Take over what may change without losing connections or measures."""
-        self.config = edge
-        self.header_fields = _fields_of(edge)
-        self.prober.edge = edge
-        self.connections.connect_s = pool.timeouts.connect_s
-        self.health.fall, self.health.rise = pool.probe.fall, pool.probe.rise
-        self.standing.weight, self.standing.standby = edge.weight, edge.standby
-        if edge.max_active != self.limiter.fixed:
-            self.limiter = Limiter(edge.max_active)
-        self.note(self.health.drain("" if edge.weight > 0 else "weight 0", now), now)
-
-    def retire(self, now: float) -> None:
-        self.connections.retire()
-        self.note(self.health.drain("removed from the configuration", now), now)
-
-    @property
-    def is_gone(self) -> bool:
-        """Nothing of it is in progress any more."""
-        return self.standing.inflight == 0 and self.connections.is_empty
-
-    def view(self, pool: str, live_weight: float, now: float) -> EdgeView:
-        standing, config = self.standing, self.config
-        return EdgeView(
-            id=self.id,
-            pool=pool,
-            url=f"{config.scheme}://{config.authority}{config.base_path}",
-            protocol=config.protocol,
-            version=self.connections.version,
-            rtt_ms=_ms(standing.rtt.value),
-            tls_ms=_ms(standing.tls.value),
-            ttfb_ms=_ms(standing.ttfb.value),
-            active=standing.inflight,
-            limit=self.limiter.limit,
-            weight=config.weight,
-            live_weight=round(live_weight, 1),
-            state=self.state.value,
-            reason=self.reason,
-            since_s=round(now - self.health.since, 1),
-            standby=config.standby,
-            idle=self.connections.counts.idle,
-            requests=self.requests,
-            failures=self.failures,
-            dials=self.dials,
-            probes=self.probes,
-        )
 
 
 class _Edges(dict[str, EdgeState]):
@@ -555,13 +340,8 @@ def _same_place(old: Edge, new: Edge) -> bool:
     return steered == new
 
 
-def _fields_of(edge: Edge) -> Fields:
-    return [(name.encode(), secret.reveal().encode()) for name, secret in edge.headers.items()]
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 2)
-
-
 def _whole_seconds(seconds: float) -> int:
     return min(max(int(seconds + 0.999), 1), MAX_RETRY_AFTER_S)
+
+
+__all__ = ["EdgeSet", "EdgeState", "EdgeView", "PoolState", "Shed"]

@@ -11,7 +11,7 @@ opening waits; a new one. A warm one costs a `list.pop()`: no task, no future, n
 Whether an edge shares is learnt from its last connection. Before the first, one dial goes ahead: a hundred requests at
 start must not be a hundred handshakes to an edge that speaks h2.
 
-Who may cancel: the dial tasks and the look-up task are owned here, `close()` cancels them, nobody else does.
+Who may cancel: the dial tasks are owned here, `close()` cancels them, nobody else does.
 `cancel(opening)` only leaves the line: its dial completes into the pool.
 
 Bounds: `PoolLimits`; whoever waits leaves the line by `connect_s`.
@@ -28,7 +28,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from config.model import Edge
-from proxy.io.dial import DialError, Dialled, Dialler, Pace, Resolves, Rims
+from proxy.io.address_watch import AddressWatch
+from proxy.io.dial import Dialled, Dialler, Pace, Resolves, Rims
+from proxy.io.eyeballs import DialError
 from proxy.io.rims import DialMarks, EdgeConnection, Opening
 from proxy.messages import Abort, Cause, Party, Stage
 from proxy.reach import Reach
@@ -135,10 +137,14 @@ class EdgeConnections:
         self._line_timer: asyncio.TimerHandle | None = None
         self._warm_timer: asyncio.TimerHandle | None = None
         self._warm_not_before = 0.0
-        self._look_up_timer: asyncio.TimerHandle | None = None
-        self._look_up: asyncio.Task[None] | None = None
-        self._addresses: frozenset[str] = frozenset()
-        self._legs_at_look_up = self.legs = 0
+        self._watch = AddressWatch(
+            self._dialler,
+            min_s=self.limits.look_up_s,
+            idle_s=self.limits.look_up_idle_s,
+            legs=lambda: None if self._retired or self.is_empty else self.legs,
+            moved=self._moved,
+        )
+        self.legs = 0
 
     # ---------------------------------------------------------------- for the relay
 
@@ -195,11 +201,10 @@ class EdgeConnections:
         self.retire()
         self._dialler.close()
         tasks: list[asyncio.Task[object]] = [*self._dials, *self._dialler.strays]
-        if self._look_up is not None:
-            tasks.append(self._look_up)
         for task in tasks:
             task.cancel()
-        for timer in (self._idle_timer, self._line_timer, self._warm_timer, self._look_up_timer):
+        await self._watch.close()
+        for timer in (self._idle_timer, self._line_timer, self._warm_timer):
             if timer is not None:
                 timer.cancel()
         for line in self._lines:
@@ -317,6 +322,11 @@ class EdgeConnections:
             self._idle.remove(held)
         held.connection.close()
 
+    def _moved(self, addresses: frozenset[str]) -> None:
+        for held in (*self._idle, *self._shared, *self._busy):
+            if held.marks.address not in addresses:
+                self._leave(held)
+
     # ---------------------------------------------------------------- dialling
 
     def _dial_for_lines(self) -> None:
@@ -346,7 +356,7 @@ class EdgeConnections:
         else:
             del self._dials[task]
             self._adopt(dialled)
-            self._watch_addresses()
+            self._watch.dialled()
 
     def _dial_failed(self, tunnel: bool, abort: Abort) -> None:
         """One that waits hears of it where each has its dial; all of them where one dial was for all."""
@@ -409,54 +419,6 @@ class EdgeConnections:
         for line in self._lines:
             self._fail(line, sum(1 for w in line.values() if w.deadline <= now), abort)
         self._watch_lines()
-
-    # ---------------------------------------------------------------- where the edge is
-
-    def _watch_addresses(self) -> None:
-        """Look the edge up again when its answer has expired, for as long as connections to it live.
-
-        A busy pool dials nothing new, and would stay with an address for days after the name has moved.
-        """
-        found = self._dialler.found
-        if found is None or self._retired:
-            return
-        self._found(frozenset(found.addresses))
-        if self._look_up_timer is None and self._look_up is None:
-            self._schedule_look_up(max(found.ttl_s, self.limits.look_up_s))
-
-    def _schedule_look_up(self, delay_s: float) -> None:
-        self._look_up_timer = self._loop.call_later(delay_s, self._start_look_up)
-
-    def _start_look_up(self) -> None:
-        self._look_up_timer = None
-        if self.is_empty:
-            return  # the next dial asks anyway
-        self._look_up = self._loop.create_task(self._look_up_again(), name=f"look up {self.edge.host}")
-
-    async def _look_up_again(self) -> None:
-        ttl_s = self.limits.look_up_idle_s
-        try:
-            found = await self._dialler.endpoints()
-        except DialError:
-            pass  # a resolver that is down moves nobody
-        else:
-            ttl_s = found.ttl_s
-            self._found(frozenset(found.addresses))
-        self._look_up = None
-        in_use = self.legs != self._legs_at_look_up
-        self._legs_at_look_up = self.legs
-        if not self._retired:
-            self._schedule_look_up(max(ttl_s, self.limits.look_up_s if in_use else self.limits.look_up_idle_s))
-
-    def _found(self, addresses: frozenset[str]) -> None:
-        """Leave connections to addresses that are gone, but only when the answer has nothing of the old one: names
-        that answer with some of many addresses in turn would otherwise close good connections all day."""
-        moved = bool(self._addresses) and addresses.isdisjoint(self._addresses)
-        self._addresses = addresses
-        if moved:
-            for held in (*self._idle, *self._shared, *self._busy):
-                if held.marks.address not in addresses:
-                    self._leave(held)
 
 
 def clipped(marks: DialMarks, waited_s: float) -> DialMarks:

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from config.model import Edge, Probe
-from proxy.io.dial import DialError, Dialled, Dialler, QuicDialler, Resolves, Rims
+from proxy.io.dial import Dialled, Dialler, QuicDialler, Resolves, Rims
+from proxy.io.eyeballs import DialError
 from proxy.io.rims import EdgeConnection
 from proxy.messages import Abort, NullReceiver, RequestHead, ResponseHead
 from proxy.reach import Reach
