@@ -70,7 +70,7 @@ class Daemon:
     @property
     def ca_file(self) -> Path:
         """The local CA that vouches for the daemon's own listeners."""
-        return self.state_dir / "ca.pem"
+        return self.state_dir / "ca" / "ca.pem"
 
     def target(self) -> Target:
         """The https and h3 listeners."""

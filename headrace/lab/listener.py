@@ -24,6 +24,8 @@ from hypercorn.typing import AppWrapper
 from headrace.lab.asgi import Application, wrapped
 
 LOG = logging.getLogger("headrace.lab")
+STOP_WITHIN_S = 1.0
+STOP_TRIES = 4
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST and drops what is buffered
 
 
@@ -101,9 +103,14 @@ class TcpListener:
         self._server.close()
         for connection in tuple(self.connections):
             connection.cut()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A reset ends a connection's task by itself. To cancel it first would end hypercorn's sender while its streams
+        # wait for it to drain: they would wait for ever, and only a second cancel would reach them.
+        for _ in range(STOP_TRIES):
+            if not self._tasks:
+                break
+            _, late = await asyncio.wait(tuple(self._tasks), timeout=STOP_WITHIN_S)
+            for task in late:
+                task.cancel()
         self._server = None
 
     def _new_protocol(self) -> asyncio.StreamReaderProtocol:

@@ -30,7 +30,8 @@ async def serve_websocket(
     await receive()  # websocket.connect
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     if controls.silent:
-        await asyncio.Event().wait()
+        await receive()  # websocket.disconnect: nothing else can come before an answer
+        return
     status = _refusal(scope, path, controls)
     if status:
         extra = [(b"location", location(path, query).encode())] if status == 307 else []

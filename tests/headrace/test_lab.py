@@ -223,6 +223,19 @@ async def test_a_killed_edge_refuses_and_a_restarted_one_answers_on_the_same_por
     await curl(lab, "edge-a", "/health", "-f")
 
 
+async def test_an_edge_dies_at_once_with_answers_under_way_over_each_version(lab: Lab) -> None:
+    edge = lab.edges["edge-a"]
+    edge.controls.first_byte_s = 30.0
+    body = json.dumps({"model": "lab-small", "messages": ASKED, "stream": True}).encode()
+    request = Request("POST", "/v1/chat/completions", body)
+    asking = [asyncio.ensure_future(ask(version, target(lab), request)) for version in ("h1", "h2")]
+    await edge.tally.until("running", 2)
+    async with asyncio.timeout(0.9):
+        await edge.kill()
+    assert [answer.clean for answer in await asyncio.gather(*asking)] == [False, False]
+    assert edge.connections == 0
+
+
 @curl_needed
 async def test_metrics_have_the_names_of_vllm(lab: Lab) -> None:
     lab.edges["edge-a"].controls.change({"kv_cache_usage": 0.5, "waiting": 3})
