@@ -241,6 +241,7 @@ class Connection(FrameReader):
     def _received_end(self, stream: Stream, trailers: Fields | None) -> None:
         stream.check_whole()
         stream.recv_open = False
+        stream.peer_ended = True
         self._give_back(stream.withheld)
         stream.withheld = 0
         if trailers:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.h2 import RESET_BY_PEER, RESET_BY_US, Connection
+from proxy.h2 import RESET_BY_US, Connection
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError, abort_by_edge, code_for_edge, code_name
 from proxy.h2_frames import (
     ENABLE_PUSH,
@@ -87,18 +87,23 @@ class ClientStream(Stream):
         return not self.id or self.opened_turn == self.connection.sender.turn
 
     def on_fault(self, error: H2StreamError) -> None:
-        self.receiver.on_abort(Abort(Party.EDGE, self.stage, Cause.BROKEN, error.detail, error.code))
+        self._gone(Abort(Party.EDGE, self.stage, Cause.BROKEN, error.detail, error.code))
 
     def on_reset(self, code: int) -> None:
-        self.receiver.on_abort(abort_by_edge(code, self.stage))
+        self._gone(abort_by_edge(code, self.stage))
 
     def on_lost(self, detail: str, code: int | None, *, broken: bool) -> None:
         cause = Cause.BROKEN if broken else Cause.LOST
-        self.receiver.on_abort(Abort(Party.EDGE, self.stage, cause, detail, code, unprocessed=self.unsent))
+        self._gone(Abort(Party.EDGE, self.stage, cause, detail, code, unprocessed=self.unsent))
 
     def on_refused(self, detail: str, code: int | None = None) -> None:
         """It was not and will not be processed."""
-        self.receiver.on_abort(Abort(Party.EDGE, self.stage, Cause.REFUSED, detail, code, unprocessed=True))
+        self._gone(Abort(Party.EDGE, self.stage, Cause.REFUSED, detail, code, unprocessed=True))
+
+    def _gone(self, abort: Abort) -> None:
+        # RFC 9113 8.1: after a whole answer an edge may reset, or go; it only does not want the rest of the upload.
+        if not self.peer_ended:
+            self.receiver.on_abort(abort)
 
 
 class ClientConnection(Connection):
@@ -247,14 +252,6 @@ class ClientConnection(Connection):
         stream.receiver.on_head(head)
         if ended and stream.recv_open:
             self._received_end(stream, None)
-
-    def _on_rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
-        stream = self.streams.get(stream_id)
-        if stream is not None and not stream.recv_open and len(payload) == 4:
-            # RFC 9113 8.1: the answer is whole, the edge does not want the rest of the upload.
-            self.close_stream(stream, RESET_BY_PEER)
-            return
-        super()._on_rst_stream(flags, stream_id, payload)
 
     # ------------------------------------------------------------------------------------------ the edge leaves
 

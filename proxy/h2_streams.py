@@ -22,9 +22,9 @@ class Stream:
     """A leg (`proxy.messages.Leg`) over one stream. The two roles add head(), interim() and abort()."""
 
     __slots__ = (
-        "connection", "ending", "expected", "full", "id", "mark", "mark_turn", "owed", "paused", "queue", "queued", "ready",
-        "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window", "takes_data", "trailing",
-        "tunnel", "withheld",
+        "connection", "ending", "expected", "full", "id", "mark", "mark_turn", "owed", "paused", "peer_ended", "queue",
+        "queued", "ready", "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window",
+        "takes_data", "trailing", "tunnel", "withheld",
     )  # fmt: skip
 
     version = "h2"
@@ -36,6 +36,7 @@ class Stream:
         self.id = stream_id  # 0: not opened yet
         self.recv_open = True
         self.send_open = True
+        self.peer_ended = False  # cleanly, by END_STREAM
         self.tunnel = False  # an accepted CONNECT: data both ways, end is a half-close
         self.takes_data = False  # a head came that a body may follow
         self.expected: int | None = None  # content-length

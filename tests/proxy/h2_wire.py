@@ -146,7 +146,9 @@ class Served:
         """What came since the last call, one loop turn's worth."""
         return self.eyes.read(self.h2.sender.take())
 
-    def ask(self, stream_id: int = 1, fields: Any = GET, *, end: bool = True) -> tuple[ServerStream, RequestHead, Recorder]:
+    def ask(
+        self, stream_id: int = 1, fields: Any = GET, *, end: bool = True
+    ) -> tuple[ServerStream, RequestHead, Recorder]:
         self.say(headers(stream_id, fields, end=end))
         return self.requests[-1]
 

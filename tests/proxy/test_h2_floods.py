@@ -30,7 +30,9 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "GOAWAY": lambda n: frame(wire.GOAWAY, 0, 0, b"\0" * 8),
     "DATA behind our reset": lambda n: body(1, b"") if n else headers(1, [*POST, (b"X", b"")]),
     "empty CONTINUATION": lambda n: frame(wire.CONTINUATION, 0, 1) if n else headers(1, GET, whole=False),
-    "CONTINUATION that grows": lambda n: frame(wire.CONTINUATION, 0, 1, b"x" * 4000) if n else headers(1, GET, whole=False),
+    "CONTINUATION that grows": lambda n: (
+        frame(wire.CONTINUATION, 0, 1, b"x" * 4000) if n else headers(1, GET, whole=False)
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from proxy import h2_frames as wire
 from proxy.h2_errors import Code
 from proxy.h2_limits import H2Limits
 from proxy.messages import ResponseHead
-from tests.proxy.h2_wire import GET, POST, Served, Seen, body, coded, credit, frame, headers, reset, settings, word
+from tests.proxy.h2_wire import GET, POST, Seen, Served, body, coded, credit, frame, headers, reset, settings, word
 
 HALF = headers(1, POST)  # a request that stays open
 WHOLE = headers(1, GET, end=True)  # half-closed (remote): our answer is outstanding
@@ -147,12 +147,14 @@ RULES = [
     ("trailers are taken", HALF + body(1, b"x") + headers(1, [(b"x", b"y")], end=True), fine(1)),
     ("a pseudo-field in the trailers", HALF + headers(1, [(b":method", b"GET")], end=True), cut(1, PROTOCOL)),
     # 8.1.1: content-length
-    ("less body than content-length", headers(1, [*POST, (b"content-length", b"9")]) + body(1, b"x", end=True), cut(1, PROTOCOL)),
+    ("less body than content-length", headers(1, [*POST, (b"content-length", b"9")]) + body(1, b"x", end=True),
+     cut(1, PROTOCOL)),
     ("more body than content-length", headers(1, [*POST, (b"content-length", b"1")]) + body(1, b"xy"), cut(1, PROTOCOL)),
     ("a sum unlike content-length", headers(1, [*POST, (b"content-length", b"3")]) + body(1, b"x") + body(1, b"y", end=True),
      cut(1, PROTOCOL)),
     ("content-length and no body", headers(1, [*POST, (b"content-length", b"3")], end=True), cut(1, PROTOCOL)),
-    ("missing bytes before trailers", headers(1, [*POST, (b"content-length", b"3")]) + headers(1, [], end=True), cut(1, PROTOCOL)),
+    ("missing bytes before trailers", headers(1, [*POST, (b"content-length", b"3")]) + headers(1, [], end=True),
+     cut(1, PROTOCOL)),
     ("the body that was announced", headers(1, [*POST, (b"content-length", b"3")]) + body(1, b"abc", end=True), fine(1)),
     # RFC 9218
     ("PRIORITY_UPDATE is taken", frame(wire.PRIORITY_UPDATE, 0, 0, word(1) + b"u=2, i") + WHOLE, fine(1)),

@@ -24,7 +24,13 @@ def test_we_say_what_we_allow_at_once() -> None:
 def test_a_get_arrives_whole_and_its_answer_is_two_frames() -> None:
     served = Served()
     stream, head, told = served.ask(1, [*GET, (b"accept", b"*/*")])
-    assert (head.method, head.target, head.scheme, head.authority, head.length) == (b"GET", b"/", b"https", b"a.test", 0)
+    assert (head.method, head.target, head.scheme, head.authority, head.length) == (
+        b"GET",
+        b"/",
+        b"https",
+        b"a.test",
+        0,
+    )
     assert head.fields == [(b"accept", b"*/*")]
     assert told.words == ["end"]
     stream.head(HELLO)

@@ -158,7 +158,7 @@ def test_many_streams_together_are_full_earlier() -> None:
 
 
 def test_a_drained_relay_may_send_at_once() -> None:
-    served, stream, told = answering(settings(initial_window_size=0) + credit(0, 1 << 24))
+    served, stream, _ = answering(settings(initial_window_size=0) + credit(0, 1 << 24))
 
     class More(Recorder):
         def on_drained(self) -> None:
@@ -252,7 +252,8 @@ CANCEL = Abort(Party.US, Stage.HEAD, Cause.CANCELLED)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["data", "late", "padded", "pause", "resume", "reset", "abort", "end", "short"]), st.integers(0, 400)
+            st.sampled_from(["data", "late", "padded", "pause", "resume", "reset", "abort", "end", "short"]),
+            st.integers(0, 400),
         ),
         max_size=60,
     )
@@ -307,7 +308,7 @@ def test_no_window_is_ever_lost(steps: list[tuple[str, int]]) -> None:
     st.integers(0, 60_000),
 )
 def test_no_byte_is_lost_repeated_or_sent_beyond_a_window(
-    chunks: list[int], credits: list[tuple[int, int]], window: int
+    chunks: list[int], amounts: list[tuple[int, int]], window: int
 ) -> None:
     served, stream, _ = answering(settings(initial_window_size=window))
     text = bytes(range(256)) * 200
@@ -316,7 +317,7 @@ def test_no_byte_is_lost_repeated_or_sent_beyond_a_window(
         stream.data(text[: size % len(text)])
     stream.end()
     got, allowed, everywhere = b"", window, 65_535
-    for stream_id, amount in [(1, 0), *credits, (1, 1 << 24), (0, 1 << 24)]:
+    for stream_id, amount in [(1, 0), *amounts, (1, 1 << 24), (0, 1 << 24)]:
         if amount:
             served.say(credit(stream_id, amount))
         allowed += amount * (stream_id == 1)
