@@ -13,7 +13,8 @@ from proxy.hpack import NEVER, STABLE, VOLATILE, CompressionError, Decoder, Enco
 from proxy.hpack_tables import CODES, STATIC, HuffmanError, huffman_decode, huffman_encode
 
 NAMES = st.one_of(
-    st.sampled_from(sorted({name for name, _ in STATIC} | NEVER | STABLE | VOLATILE)), st.binary(min_size=1, max_size=40)
+    st.sampled_from(sorted({name for name, _ in STATIC} | NEVER | STABLE | VOLATILE)),
+    st.binary(min_size=1, max_size=40),
 )
 VALUES = st.one_of(st.sampled_from([b"", b"1", b"gzip, deflate", b"x" * 200, b"/a/b?c=d"]), st.binary(max_size=80))
 LISTS = st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=12), min_size=1, max_size=12)
@@ -100,7 +101,16 @@ def test_any_bytes_end_in_fields_or_in_our_errors_as_in_theirs(blocks: list[byte
 
 @pytest.mark.parametrize(
     "block",
-    [b"\x80", b"\xff\x80\x01", b"\x40", b"\x00\x05ab", b"\x82\x20", b"\x3f\xe2\x1f", b"\xff\xff\xff\xff\xff\xff\x01", b"\xbe"],
+    [
+        b"\x80",
+        b"\xff\x80\x01",
+        b"\x40",
+        b"\x00\x05ab",
+        b"\x82\x20",
+        b"\x3f\xe2\x1f",
+        b"\xff\xff\xff\xff\xff\xff\x01",
+        b"\xbe",
+    ],
 )
 def test_a_broken_block_is_a_compression_error(block: bytes) -> None:
     with pytest.raises(CompressionError):
