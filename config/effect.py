@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from config.model import DnsUpstream, Resolver
 from config.reading import Spot
 from config.toml_lines import KeyPath
 
@@ -10,11 +13,11 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {
     "resolver.dnssec": ("off",),
     "resolver.cache.redis": ("",),
     "tls.tickets.redis": ("",),
+    "tls.tickets.early_data": ("safe-methods",),
     "pool.hedge.after": ("off",),
     "pool.hedge.budget": (0.05,),
     "pool.edge.metrics.kind": ("none",),
     "pool.edge.metrics.url": ("",),
-    "pool.websocket.replay_messages": (0,),
     "pool.default_priority": ("u=3",),
     "pool.priority.path": (),
     "pool.llm.cache": ("off",),
@@ -35,8 +38,25 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {
 }
 """Key, and the values that need no remark: what happens anyway."""
 
-NO_EFFECT_SCHEMES = {"resolver.listen": ("quic",), "resolver.upstream": ("quic", "h3")}
-"""Arrays of URLs and the schemes in them that nothing serves or asks yet."""
+UNSERVED = ("quic",)
+UNASKED = ("quic", "h3")
+"""Schemes of DNS listeners and upstreams that nothing serves or asks yet."""
+NO_EFFECT_SCHEMES = {"resolver.listen": UNSERVED, "resolver.upstream": UNASKED, "resolver.zone": UNASKED}
+
+
+def effective_resolver(config: Resolver) -> Resolver:
+    """The part of it that has an effect. A zone whose upstreams are all left out stays, and answers nothing: its names
+    must not be asked of anybody else."""
+    return replace(
+        config,
+        listen=tuple(listen for listen in config.listen if listen.scheme not in UNSERVED),
+        upstreams=_asked(config.upstreams),
+        zones=tuple(replace(zone, upstreams=_asked(zone.upstreams)) for zone in config.zones),
+    )
+
+
+def _asked(upstreams: tuple[DnsUpstream, ...]) -> tuple[DnsUpstream, ...]:
+    return tuple(upstream for upstream in upstreams if upstream.scheme not in UNASKED)
 
 
 def note_no_effect(raw: object, spot: Spot) -> None:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 
+from config.effect import effective_resolver
 from config.load import ConfigError, Loaded, find_file, load
 from config.model import Config
 from headrace import exits, identity, logs, state
@@ -88,10 +89,9 @@ class Daemon:
         self._build(config)
 
     def _build(self, config: Config) -> None:
-        self.upstreams = UpstreamSet(config.resolver, clock=now)
-        self.resolver = ResolverService(
-            config.resolver, state_dir=config.state_dir, upstreams=self.upstreams, clock=now
-        )
+        resolver = effective_resolver(config.resolver)
+        self.upstreams = UpstreamSet(resolver, clock=now)
+        self.resolver = ResolverService(resolver, state_dir=config.state_dir, upstreams=self.upstreams, clock=now)
         self.doh = DohService(self.resolver, config.resolver.doh_path)
         self.edges = EdgeSet(resolver=self.resolver, clock=now)
         self.gateway = Gateway(
@@ -144,7 +144,7 @@ class Daemon:
         self._apply(config)
         await self.listeners.open(config.proxy.listen, self.identity, config.tls.tickets)
         await self.resolver.start()
-        await self.listeners.open(config.resolver.listen, self.identity, config.tls.tickets)
+        await self.listeners.open(effective_resolver(config.resolver).listen, self.identity, config.tls.tickets)
         self._start_admin(config)
         self.edges.start()
         await self.ring.start()
@@ -308,14 +308,15 @@ class Daemon:
         """Change over to another configuration. Raises before anything is changed. Returns what waits for a restart."""
         old, new = self.config, loaded.config
         certificate = await self._prove_certificate(new)
-        wanted = (*new.proxy.listen, *new.resolver.listen)
+        resolver = effective_resolver(new.resolver)
+        wanted = (*new.proxy.listen, *resolver.listen)
         await self.listeners.open(wanted, self.identity, new.tls.tickets)
         # From here on nothing may fail for a reason that the file could have: it applies whole.
         self.loaded = loaded
         self._use_certificate(certificate)
         self.ring.configure(new.tls.tickets)
-        self.upstreams.reconfigure(new.resolver)
-        self.resolver.reconfigure(new.resolver)
+        self.upstreams.reconfigure(resolver)
+        self.resolver.reconfigure(resolver)
         self._apply(new)
         self.listeners.remove(self.listeners.kept() - set(wanted), new.proxy.drain_timeout_s)
         await self.listeners.load_quic()

@@ -33,7 +33,6 @@ HTTP_ALPN = ["h2", "http/1.1"]
 DOT_ALPN = ["dot"]
 QUIC_BUFFER = 4 * 1024 * 1024
 TLS_SCHEMES = ("https", "h3", "tls", "quic")
-UNSERVED = ("quic",)
 
 logger = logging.getLogger("headrace.listeners")
 
@@ -190,7 +189,7 @@ class Listeners:
         fresh: dict[Listen, Open] = {}
         failures: list[tuple[Listen, OSError]] = []
         for listen in wanted:
-            if listen in self._open or listen.scheme in UNSERVED:
+            if listen in self._open:
                 continue
             try:
                 fresh[listen] = await self._open_one(listen, identity, tickets)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from config.effect import NO_EFFECT, effective_resolver
 from config.load import ConfigError, Loaded, default_config, find_file, load, load_text
 from config.model import DnsUpstream, Edge, Listen, Pool, Probe, Secret, Zone
+from config.schema import ROOT
 from config.show import as_json, as_toml
+from config.tables import Table, Tables
 
 SECRET_LINE = re.compile(r"(redis|token|webhook) =")
 HERE = Path(__file__).parent
@@ -313,3 +317,47 @@ def test_default_pools_lead_to_both_services() -> None:
         path="/openai",
     )
     assert (pools[1].path, pools[1].edges[0].host) == ("/anthropic", "api.anthropic.com")
+
+
+def test_what_nobody_asks_yet_is_left_out_but_its_zone_stays() -> None:
+    text = (
+        '[resolver]\nlisten = ["quic://127.0.0.1:1", "udp://127.0.0.1:2"]\nzone = [{ name = "corp", upstream = '
+        '["quic://10.0.0.1"] }]\nupstream = [{ url = "h3://10.0.0.1" }, { url = "tls://10.0.0.1" }]'
+    )
+    loaded = read(text)
+    resolver = effective_resolver(loaded.config.resolver)
+    assert [listen.scheme for listen in resolver.listen] == ["udp"]
+    assert [upstream.scheme for upstream in resolver.upstreams] == ["tls"]
+    assert resolver.zones == (Zone("corp", ()),)
+    assert sum("has no effect yet" in note.text for note in loaded.notes) == 3
+
+
+def schema_paths(table: Table, path: str = "") -> Iterator[str]:
+    for key in table.keys:
+        name = f"{path}{key.name}"
+        kind = key.kind.table if isinstance(key.kind, Tables) else key.kind
+        yield name
+        if isinstance(kind, Table):
+            yield from schema_paths(kind, f"{name}.")
+
+
+def test_keys_without_effect_are_keys() -> None:
+    assert set(NO_EFFECT) <= set(schema_paths(ROOT))
+
+
+def test_every_key_stands_in_the_example_or_needs_a_table_of_the_users_own() -> None:
+    text = EXAMPLE.read_text()
+    missing = [path for path in schema_paths(ROOT) if not re.search(rf"\b{path.rpartition('.')[2]}\b", text)]
+    assert missing == []
+
+
+def test_every_field_of_the_model_has_a_key() -> None:
+    def fields_of(table: Table) -> Iterator[tuple[str, str]]:
+        filled = {field for key in table.keys for field in key.targets}
+        yield from ((type(table.blank).__name__, name) for name in type(table.blank).__slots__ if name not in filled)
+        for key in table.keys:
+            kind = key.kind.table if isinstance(key.kind, Tables) else key.kind
+            if isinstance(kind, Table):
+                yield from fields_of(kind)
+
+    assert list(fields_of(ROOT)) == []
