@@ -115,7 +115,9 @@ async def ask(
     recorder = Recorder(version, on_body)
     try:
         await {"h1": _ask_h1, "h2": _ask_h2, "h3": _ask_h3}[version](target, request, recorder)
-    except (OSError, h11.RemoteProtocolError, h2.exceptions.ProtocolError) as exc:
+    except h11.RemoteProtocolError:
+        recorder.end(clean=False, ending="closed before the last chunk")
+    except (OSError, h2.exceptions.ProtocolError) as exc:
         recorder.end(clean=False, ending=f"{type(exc).__name__}: {exc}")
     recorder.end(clean=False, ending="connection closed before the end of the answer")
     return recorder.answer

@@ -60,6 +60,7 @@ class Lab:
             "upstreams": [self.nameserver.doh_url, self.nameserver.dot_url],
             "edges": [EdgeEntry(edge.id, edge.url) for edge in self.edges.values()],
             "ports": DaemonPorts.choose(),
+            "forward_allow": [f"*.lab.example:{edge.port}" for edge in self.edges.values()],
         }
         return Settings(**{**defaults, **changes})
 

@@ -63,7 +63,7 @@ class Settings:
     resolver: Mapping[str, Value] = field(default_factory=dict)
     cache: Mapping[str, Value] = field(default_factory=dict)
     proxy: Mapping[str, Value] = field(default_factory=dict)
-    forward_allow: Sequence[str] = ("*.lab.example",)
+    forward_allow: Sequence[str] = ()
     tickets: Mapping[str, Value] = field(default_factory=dict)
     pool: Mapping[str, Value] = field(default_factory=dict)
     websocket: Mapping[str, Value] = field(default_factory=dict)
