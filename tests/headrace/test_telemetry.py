@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace.logs import LogOutput
 from headrace.telemetry import MAX_SERIES, PENDING, Telemetry, json_line, label_text, record_fields, text_line
 from proxy.waterfall import RequestRecord
@@ -115,3 +118,14 @@ def test_nothing_waits_for_the_log_when_requests_are_not_logged() -> None:
     telemetry.log_requests = False
     telemetry.record(request())
     assert not telemetry._pending
+
+
+@given(st.text(), st.text(), st.sampled_from(["ok", "edge lost"]))
+def test_a_line_is_one_line_of_json_whatever_the_client_sent(path: str, detail: str, outcome: str) -> None:
+    record = request(path=path, host=path, detail=detail, outcome=outcome, usage={"output_tokens": 3})
+    fields = json.loads(json_line(record))
+    expected = record_fields(record)
+    assert {name: fields[name] for name in fields.keys() & expected.keys()} == {
+        name: expected[name] for name in fields.keys() & expected.keys()
+    }
+    assert "\n" not in json_line(record) + text_line(request(path=path))
