@@ -1,9 +1,7 @@
 """DNS over HTTPS upstreams: POST over one warm HTTP/2 connection (RFC 8484, RFC 9113).
 
 Theory: bytes in, events out: the `h2` package is the state machine, this protocol moves bytes and maps streams to
-errands. A reply counts only when it is 200, `application/dns-message`, whole, at most 65535 bytes and for our question;
-anything else is a lie told politely (a portal page, a redirect, another question) and never followed.
-What the peer says about the connection:
+errands; `doh_reply` judges what came. What the peer says about the connection:
 
     GOAWAY            no new streams here; those above its last id were not looked at and move, the rest is heard out
     REFUSED_STREAM    not looked at: moves
@@ -31,17 +29,15 @@ from h2.connection import ConnectionState
 from hyperframe.frame import Frame, GoAwayFrame
 
 from resolver import outgoing as o
-from resolver.errors import Malformed
 from resolver.io.addresses import AddressBook, dial
 from resolver.io.channel import Clock, Failure, words
+from resolver.io.doh_reply import Exchange, authority_of, request_fields
 from resolver.io.tls_client import ResumingContext, client_context, remember
 from resolver.io.warm import DIAL_TIMEOUT_S, MAX_IN_FLIGHT, Errand, Link, WarmChannel
 from resolver.upstreams import Fault, IdleLimit
 
 ALPN = ["h2"]
-MAX_BODY = 65535
 WINDOW = 1 << 20  # of the connection: a thousand small answers never wait for a WINDOW_UPDATE
-MEDIA_TYPE = b"application/dns-message"
 
 
 class PatientConnection(h2.connection.H2Connection):
@@ -64,17 +60,6 @@ class Allowance:
     streams: int = 100
 
 
-class _Stream:
-    __slots__ = ("age_s", "body", "errand", "status", "trouble")
-
-    def __init__(self, errand: Errand) -> None:
-        self.errand = errand
-        self.status = 0
-        self.trouble: Failure | None = None
-        self.age_s = 0
-        self.body = b""
-
-
 class DohLink(asyncio.Protocol):
     """One HTTP/2 connection of a `WarmChannel`."""
 
@@ -82,19 +67,12 @@ class DohLink(asyncio.Protocol):
         self._channel, self._clock, self._allowance = channel, clock, allowance
         self.heard_at = 0.0
         self.answers = 0
-        self._head = [
-            (b":method", b"POST"),
-            (b":scheme", b"https"),
-            (b":authority", authority.encode()),
-            (b":path", path.encode()),
-            (b"accept", MEDIA_TYPE),
-            (b"content-type", MEDIA_TYPE),
-        ]
+        self._head = request_fields(authority, path)
         config = h2.config.H2Configuration(
             client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
         )
         self._h2 = PatientConnection(config)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Exchange] = {}
         self._held: deque[Errand] = deque()  # beyond the peer's MAX_CONCURRENT_STREAMS
         self._transport: asyncio.Transport | None = None
         self._flushing = False
@@ -161,7 +139,7 @@ class DohLink(asyncio.Protocol):
     def _send(self, errand: Errand) -> None:
         message = o.compose(errand.out, 0, errand.question, padded=True)
         stream_id = self._h2.get_next_available_stream_id()
-        self._streams[stream_id] = _Stream(errand)
+        self._streams[stream_id] = Exchange(errand)
         self._h2.send_headers(stream_id, [*self._head, (b"content-length", b"%d" % len(message))])
         self._h2.send_data(stream_id, message, end_stream=True)
         if not self._flushing:
@@ -197,35 +175,26 @@ class DohLink(asyncio.Protocol):
                 self._send_held()
 
     def _on_head(self, event: h2.events.ResponseReceived) -> None:
-        stream = self._streams.get(event.stream_id)
-        if stream is None:
-            return
-        fields = dict(event.headers)
-        stream.status = int(fields.get(b":status", b"0"))
-        stream.trouble = judge_head(stream.status, fields.get(b"content-type", b""))
-        age = fields.get(b"age", b"")
-        stream.age_s = int(age) if age.isdigit() and len(age) < 10 else 0
+        exchange = self._streams.get(event.stream_id)
+        if exchange is not None:
+            exchange.take_head(event.headers)
 
     def _on_body(self, event: h2.events.DataReceived) -> None:
         self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        stream = self._streams.get(event.stream_id)
-        if stream is None or stream.trouble is not None:
-            return
-        stream.body += event.data
-        if len(stream.body) > MAX_BODY:
-            stream.trouble = Failure(Fault.LYING, f"body of more than {MAX_BODY} bytes")
+        exchange = self._streams.get(event.stream_id)
+        if exchange is not None and not exchange.take_body(event.data):
             self._h2.reset_stream(event.stream_id, h2.errors.ErrorCodes.CANCEL)
             self._on_end(event.stream_id)
 
     def _on_end(self, stream_id: int) -> None:
-        stream = self._streams.pop(stream_id, None)
-        if stream is None:
+        exchange = self._streams.pop(stream_id, None)
+        if exchange is None:
             return
-        result = stream.trouble or judge_body(stream.body, stream.errand, stream.age_s)
+        result = exchange.result()
         if isinstance(result, Failure):
-            stream.errand.finish(result)
+            exchange.errand.finish(result)
         else:
-            self._channel.answered(self, stream.errand, result)
+            self._channel.answered(self, exchange.errand, result)
         self._send_held()
 
     def _on_reset(self, event: h2.events.StreamReset) -> None:
@@ -256,38 +225,13 @@ class DohLink(asyncio.Protocol):
         self.shut()
 
 
-def judge_head(status: int, content_type: bytes) -> Failure | None:
-    """Why a response cannot be an answer, or None."""
-    if 300 <= status < 400:
-        return Failure(Fault.LYING, f"HTTP {status}: a redirect is not followed")
-    if status == 429 or status >= 500:
-        return Failure(Fault.UNREACHABLE, f"HTTP {status}")
-    if status != 200:
-        return Failure(Fault.LYING, f"HTTP {status}")
-    if content_type.split(b";")[0].strip().lower() != MEDIA_TYPE:
-        shown = content_type[:40].decode("ascii", "replace") or "no content-type"
-        return Failure(Fault.LYING, f"HTTP 200 with {shown}: a portal or no resolver")
-    return None
-
-
-def judge_body(body: bytes, errand: Errand, age_s: int) -> bytes | Failure:
-    """The reply in a whole body, its TTLs lowered by the time it lay in an HTTP cache."""
-    if len(body) < 12 or o.match(body, body[0] << 8 | body[1], errand.question) is o.Match.OTHER:
-        return Failure(Fault.LYING, f"HTTP 200 with {len(body)} bytes that answer another question")
-    try:
-        return o.aged(body, age_s) if age_s else body
-    except Malformed as exc:
-        return Failure(Fault.LYING, str(exc))
-
-
 def doh_channel(
     book: AddressBook, port: int, *, path: str, server_name: str, ca_file: str, clock: Clock
 ) -> WarmChannel:
     """One warm h2 connection. `server_name` replaces the host in the certificate check only, never in `:authority`."""
     kept: list[ResumingContext] = []
     allowance = Allowance()
-    host = f"[{book.host}]" if ":" in book.host else book.host
-    authority = host if port == 443 else f"{host}:{port}"
+    authority = authority_of(book.host, port)
 
     def context() -> ResumingContext:
         if not kept:  # at the first dial, as in `dot`
