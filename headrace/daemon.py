@@ -31,6 +31,7 @@ from config.model import Config
 from headrace import exits, identity, logs, state
 from headrace.admin import AdminApp, AdminServer
 from headrace.listeners import Listeners, ListenFailed
+from headrace.network import NetworkWatch
 from headrace.operations import DaemonOperations
 from headrace.reload import Reloaded, needs_restart
 from headrace.service import Notifier
@@ -85,10 +86,16 @@ class Daemon:
         self.identity: TlsIdentity | None = None
         self.admin: AdminServer | None = None
         self.notifier = Notifier()
+        self._network: NetworkWatch | None = None
         self._spare: tempfile.TemporaryDirectory[str] | None = None
         self._build(config)
 
     def _build(self, config: Config) -> None:
+        try:
+            state.ensure_folder(config.state_dir)
+        except OSError as exc:
+            logger.warning("%s cannot be used (%s): nothing outlives this process", config.state_dir, exc.strerror)
+        self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
         resolver = effective_resolver(config.resolver)
         self.upstreams = UpstreamSet(resolver, clock=now)
         self.resolver = ResolverService(resolver, state_dir=config.state_dir, upstreams=self.upstreams, clock=now)
@@ -114,13 +121,18 @@ class Daemon:
         """Serve until told to stop. Every part is closed when this returns, however it does."""
         self._hear_signals()
         try:
-            await self._start()
+            # Held meanwhile: a SIGHUP that comes early waits for the start to be over.
+            async with self._reloading:
+                await self._start()
         except ListenFailed as exc:
             for reason in exc.reasons:
                 logger.error("cannot start: %s", reason)  # noqa: TRY400 - the reason is all there is to say
             return await self._give_up(exits.NEEDS_PRIVILEGE if exc.privilege else exits.PROBLEM)
         except (IdentityProblem, OSError) as exc:
             logger.error("cannot start: %s", exc)  # noqa: TRY400
+            return await self._give_up(exits.PROBLEM)
+        except Exception:
+            logger.exception("cannot start")
             return await self._give_up(exits.PROBLEM)
         try:
             await self._stop.wait()
@@ -135,11 +147,6 @@ class Daemon:
 
     async def _start(self) -> None:
         config = self.config
-        try:
-            state.ensure_folder(config.state_dir)
-        except OSError as exc:
-            logger.warning("%s cannot be used (%s): nothing outlives this process", config.state_dir, exc.strerror)
-        self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
         self._make_identity(config)
         self._apply(config)
         await self.listeners.open(config.proxy.listen, self.identity, config.tls.tickets)
@@ -150,6 +157,7 @@ class Daemon:
         await self.ring.start()
         await self.listeners.load_quic()
         self._spawn(self._keep_certificate(), "certificate")
+        self._network = NetworkWatch(self._on_network_changed)
         self._say_ready()
 
     def _make_identity(self, config: Config) -> None:
@@ -225,14 +233,15 @@ class Daemon:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._network is not None:
+            self._network.close()
         await self._close_one(self.listeners.close())
         if self.admin is not None:
             await self._close_one(self.admin.close())
         await self._close_one(self.edges.close())
         await self._close_one(self.resolver.close())
         await self._close_one(self.upstreams.close())
-        if hasattr(self, "ring"):
-            await self._close_one(self.ring.close())
+        await self._close_one(self.ring.close())
         self._flush()
         state.forget_running(self.config.state_dir)
         self.notifier.close()
@@ -260,7 +269,14 @@ class Daemon:
             self._stop_now.set()
 
     def _on_hangup(self) -> None:
-        self._spawn(self.reload(), "reload")
+        if not self._stop.is_set():
+            self._spawn(self.reload(), "reload")
+
+    def _on_network_changed(self, reason: str) -> None:
+        """Whatever was learnt of the old network is void, first for names, then for those who ask for them."""
+        self.upstreams.network_changed()
+        self.resolver.network_changed()
+        self.edges.network_changed()
 
     def _spawn(self, work: Coroutine[object, object, object], name: str) -> None:
         """A task that `_close` cancels if it is still there."""
