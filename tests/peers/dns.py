@@ -1,4 +1,4 @@
-"""Scripted DNS upstreams on loopback: UDP with TCP, DoT and DoH over h2, which answer, lie, stall and hang up as told.
+"""Scripted DNS upstreams on loopback that answer, lie, stall and hang up as told: UDP with TCP, DoT, DoH, DoH3, DoQ.
 
 A `Peer` hands every query to its script as an `Ask`; each ask runs in a task of its own, so that answers leave in any
 order. Connections are listed in `peer.connections`, for tests that close, reset, freeze or say GOAWAY.
@@ -26,6 +26,7 @@ import h2.events
 import h2.settings
 
 from config.model import DnsUpstream
+from tests.peers import dns_quic
 from tests.peers.authority import Authority
 
 HOST = "127.0.0.1"
@@ -220,7 +221,7 @@ class H2Connection(Connection):
 
 
 class Peer(asyncio.DatagramProtocol):
-    """One upstream on one port: `udp` (with TCP beside it), `tcp`, `tls` or `https`."""
+    """One upstream on one port: `udp` (with TCP beside it), `tcp`, `tls`, `https`, `quic` or `h3`."""
 
     def __init__(
         self,
@@ -240,10 +241,14 @@ class Peer(asyncio.DatagramProtocol):
         self.dark = False  # hears everything, answers nothing
         self.udp: Any = None
         self._server: asyncio.Server | None = None
+        self._quic: dns_quic.QuicServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.problems: list[BaseException] = []
 
     async def __aenter__(self) -> Peer:
+        if self.kind in ("quic", "h3"):
+            self._quic, self.port = await dns_quic.listen(self)
+            return self
         loop = asyncio.get_running_loop()
         make = H2Connection if self.kind == "https" else Connection
         self._server = await loop.create_server(lambda: make(self), self.host, self.port, ssl=self._tls())
@@ -267,8 +272,11 @@ class Peer(asyncio.DatagramProtocol):
             self.udp.close()
             self.udp = None
         for connection in self.connections:
-            if connection.open:
+            if connection.open and self._quic is None:
                 connection.transport.abort()
+        if self._quic is not None:
+            self._quic.close()
+            self._quic = None
         await asyncio.sleep(0.01)  # lets the transports say goodbye before the loop ends
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -281,7 +289,7 @@ class Peer(asyncio.DatagramProtocol):
     def upstream(self) -> DnsUpstream:
         """The configuration that leads to this peer."""
         ca_file = self.authority.ca_file if self.authority else ""
-        path = "/dns-query" if self.kind == "https" else ""
+        path = "/dns-query" if self.kind in ("https", "h3") else ""
         return DnsUpstream(self.kind, "localhost", self.port, path, (self.host,), ca_file=ca_file)
 
     def seen(self, name: str, rdtype: str = "") -> list[Ask]:

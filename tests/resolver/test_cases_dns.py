@@ -33,7 +33,7 @@ from tests.peers.dns import HOST, Ask, H2Connection, Peer
 GOOD = "60 A 198.51.100.1"
 GOOD_IP = ["198.51.100.1"]
 EVIL = "60 A 203.0.113.66"
-KINDS = ["udp", "tcp", "tls", "https"]
+KINDS = ["udp", "tcp", "tls", "https", "quic"]
 CLIENTS = ["udp", "tcp", "tls"]
 QUICK_S = 0.5
 

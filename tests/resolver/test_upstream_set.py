@@ -23,8 +23,9 @@ from tests.peers.authority import Authority
 from tests.peers.dns import HOST, Ask, H2Connection, Peer
 
 GOOD = "60 A 192.0.2.1"
-KINDS = ["udp", "tcp", "tls", "https"]
-STREAMS = ["tcp", "tls", "https"]
+KINDS = ["udp", "tcp", "tls", "https", "quic", "h3"]
+STREAMS = ["tcp", "tls", "https", "quic", "h3"]
+SEALED = ("tls", "https", "quic", "h3")
 
 
 async def good(ask: Ask) -> None:
@@ -70,7 +71,7 @@ async def test_an_answer_comes_back_with_the_callers_id_and_letters(kind: str, a
         message = dns.message.from_wire(reply.wire)
         assert (message.id, str(message.question[0].name)) == (77, "WwW.Plain.Test.")
         assert addresses(reply) == ["192.0.2.1"] and reply.upstream == peer.upstream.url
-        assert reply.encrypted is (kind in ("tls", "https")) and reply.took_s > 0
+        assert reply.encrypted is (kind in SEALED) and reply.took_s > 0
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -93,7 +94,7 @@ async def test_a_hundred_questions_share_one_connection_and_a_slow_one_holds_nob
         release.set()
         assert addresses(await slow) == ["192.0.2.1"]
         assert len(peer.connections) == 1
-        if kind != "https":
+        if kind in ("tcp", "tls"):
             ids = [a.message.id for a in peer.asks[1:]]
             assert len(ids) == len(set(ids)), "ids in flight differ even when the clients' are the same"
 
@@ -105,7 +106,7 @@ async def test_messages_of_one_loop_turn_leave_in_one_write(authority: Authority
         assert peer.connections[0].messages_per_read == [1, 10]
 
 
-@pytest.mark.parametrize(("kind", "block"), [("udp", 1), ("tcp", 1), ("tls", 128), ("https", 128)])
+@pytest.mark.parametrize(("kind", "block"), [("udp", 1), ("tcp", 1), *((kind, 128) for kind in SEALED)])
 async def test_only_encrypted_queries_are_padded(kind: str, block: int, authority: Authority) -> None:
     padding = dns.edns.GenericOption(12, bytes(100))
     async with Peer(good, kind, authority) as peer, asking(peer) as of:
@@ -114,7 +115,7 @@ async def test_only_encrypted_queries_are_padded(kind: str, block: int, authorit
         sizes = [len(a.wire) for a in peer.asks]
         assert all(size % block == 0 for size in sizes)
         assert block == 128 or all(size < 60 for size in sizes), "the client's own padding is not sent on"
-        if kind == "https":
+        if kind in ("https", "quic", "h3"):
             assert [a.message.id for a in peer.asks] == [0, 0]
 
 
@@ -372,14 +373,15 @@ def other_question(a: Ask) -> None:
 LIES = [portal, redirect, limited, unavailable, cut_short, other_question]
 
 
+@pytest.mark.parametrize("kind", ["https", "h3"])
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 async def test_a_doh_lie_is_never_an_answer_and_the_next_upstream_is_asked_at_once(
-    lie: Callable[[Ask], None], authority: Authority
+    lie: Callable[[Ask], None], kind: str, authority: Authority
 ) -> None:
     async def script(a: Ask) -> None:
         lie(a)
 
-    async with Peer(script, "https", authority) as liar, Peer(good, "https", authority) as honest:
+    async with Peer(script, kind, authority) as liar, Peer(good, kind, authority) as honest:
         async with asking(liar, honest) as of:
             reply = await ask(of, "lied.test", within_s=1.0)
             assert addresses(reply) == ["192.0.2.1"] and reply.upstream == honest.upstream.url
@@ -407,10 +409,13 @@ async def test_an_endless_body_is_cut_off(authority: Authority) -> None:
             await ask(of, "endless.test")
 
 
-async def test_a_request_is_a_post_of_a_dns_message_to_the_configured_authority(authority: Authority) -> None:
-    async with Peer(good, "https", authority) as peer, asking(peer) as of:
+@pytest.mark.parametrize(("kind", "stream_id"), [("https", 1), ("h3", 0)])
+async def test_a_request_is_a_post_of_a_dns_message_to_the_configured_authority(
+    kind: str, stream_id: int, authority: Authority
+) -> None:
+    async with Peer(good, kind, authority) as peer, asking(peer) as of:
         await ask(of, "post.test")
-        assert peer.connections[0].requests[1] == {
+        assert peer.connections[0].requests[stream_id] == {
             ":method": "POST",
             ":scheme": "https",
             ":authority": f"localhost:{peer.port}",
@@ -430,14 +435,15 @@ async def test_the_time_in_an_http_cache_counts(authority: Authority) -> None:
         assert dns.message.from_wire((await ask(of, "aged.test")).wire).answer[0].ttl == 20
 
 
-async def test_a_refused_stream_moves_to_a_fresh_connection(authority: Authority) -> None:
+@pytest.mark.parametrize(("kind", "refused"), [("https", 0x7), ("h3", 0x10B)])
+async def test_a_refused_stream_moves_to_a_fresh_connection(kind: str, refused: int, authority: Authority) -> None:
     async def script(a: Ask) -> None:
         if len(peer.connections) == 1 and a.name == "refused.test.":
-            a.connection.reset_stream(a, 7)
+            a.connection.reset_stream(a, refused)
         else:
             a.answer(a.reply(GOOD))
 
-    async with Peer(script, "https", authority) as peer, asking(peer) as of:
+    async with Peer(script, kind, authority) as peer, asking(peer) as of:
         assert addresses(await ask(of, "refused.test", within_s=1.0)) == ["192.0.2.1"]
         assert len(peer.connections) == 2
 
@@ -469,6 +475,55 @@ async def test_a_peer_that_allows_one_stream_gets_one_at_a_time(authority: Autho
         replies = await asyncio.gather(*(ask(of, f"q{i}.test") for i in range(20)))
         assert all(addresses(r) == ["192.0.2.1"] for r in replies)
         assert len(peer.connections) == 1
+
+
+# --- doq -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["id", "question", "length"])
+async def test_a_doq_reply_that_breaks_the_rules_ends_the_connection_with_protocol_error(
+    fault: str, authority: Authority
+) -> None:
+    async def script(a: Ask) -> None:
+        wire = a.reply(GOOD).to_wire()
+        if a.connection is not peer.connections[0] or a.name == "warm.test.":
+            a.answer(wire)
+        elif fault == "id":
+            a.answer(b"\0\7" + wire[2:])
+        elif fault == "question":
+            a.answer(dns.message.make_response(dns.message.make_query("other.test", "A", id=0)))
+        else:
+            a.connection.write(a.stream_id, struct.pack("!H", len(wire) + 5) + wire, end=True)
+
+    async with Peer(script, "quic", authority) as peer, asking(peer) as of:
+        await ask(of, "warm.test")
+        assert addresses(await ask(of, "broken.test", within_s=1.0)) == ["192.0.2.1"]
+        await until(lambda: peer.connections[0].close_code >= 0)
+        assert peer.connections[0].close_code == 2
+
+
+async def test_a_doq_answer_over_several_packets_is_joined(authority: Authority) -> None:
+    async def script(a: Ask) -> None:
+        wire = a.reply(*(f"60 A 198.51.{i}.1" for i in range(250))).to_wire(max_size=65535)
+        for i in range(0, len(wire), 700):
+            prefix = struct.pack("!H", len(wire)) if i == 0 else b""
+            a.connection.write(a.stream_id, prefix + wire[i : i + 700], end=i + 700 >= len(wire))
+            await asyncio.sleep(0.001)
+
+    async with Peer(script, "quic", authority) as peer, asking(peer) as of:
+        assert len(addresses(await ask(of, "big.test"))) == 250
+
+
+@pytest.mark.parametrize("kind", ["tls", "https", "quic", "h3"])
+async def test_the_second_connection_to_an_upstream_is_resumed(kind: str, authority: Authority) -> None:
+    async with Peer(good, kind, authority) as peer, asking(peer) as of:
+        for i in range(2):
+            await ask(of, f"resumed{i}.test")
+            of.network_changed()
+        await until(lambda: len(peer.connections) == 2)
+        last = peer.connections[-1]
+        tls = last.transport.get_extra_info("ssl_object") if kind in ("tls", "https") else None
+        assert tls.session_reused if tls else last.resumed
 
 
 # --- choosing --------------------------------------------------------------------------------------------------------
