@@ -106,7 +106,7 @@ from headrace.network import NetworkWatch
 async def main():
     told = asyncio.get_running_loop().create_future()
     watch = NetworkWatch(lambda reason: told.done() or told.set_result(reason), settle_s=0.1)
-    for command in ("link add d0 type dummy", "addr add 10.9.0.2/24 dev d0", "link set d0 up",
+    for command in ("link add d0 type veth peer name d1", "link set d1 up", "addr add 10.9.0.2/24 dev d0", "link set d0 up",
                     "route add default via 10.9.0.1"):
         subprocess.run(["ip", *command.split()], check=True)
     print(await asyncio.wait_for(told, 5))
@@ -119,12 +119,12 @@ asyncio.run(main())
 def _can_unshare() -> bool:
     if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"):
         return False
-    trial = ["unshare", "-n", "ip", "link", "add", "d0", "type", "dummy"]
+    trial = ["unshare", "-n", "ip", "link", "add", "d0", "type", "veth", "peer", "name", "d1"]
     return subprocess.run(trial, capture_output=True).returncode == 0
 
 
 @pytest.mark.net
-@pytest.mark.skipif(not _can_unshare(), reason="needs root, unshare, ip and dummy interfaces")
+@pytest.mark.skipif(not _can_unshare(), reason="needs root, unshare and ip")
 def test_a_real_route_is_heard_of() -> None:
     command = ["unshare", "-n", sys.executable, "-c", IN_NAMESPACE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
