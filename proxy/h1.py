@@ -46,6 +46,7 @@ MEMO_LINES = 4096
 MEMO_LINE_BYTES = 512
 MAX_CHUNK_LINE = 4096  # bytes: size and extensions; RFC 9112 7.1.1 asks for a bound
 MAX_TRAILERS = 16 * 1024
+MAX_AUTHORITY = 261  # bytes: a name of 255 and a port
 
 
 class HeadError(Exception):
@@ -72,22 +73,18 @@ class Framing:
     idle_hint_s: float = 0.0
 
 
-_memo: dict[bytes, tuple[bytes, tuple[bytes, bytes]]] = {}
+_memo: dict[bytes, tuple[bytes, bytes]] = {}
 
 
-def _field(line: bytes) -> tuple[bytes, tuple[bytes, bytes]]:
-    """(lower-case name, (name, value)) of one field line; raises HeadError."""
-    known = _memo.get(line)
-    if known is not None:
-        return known
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    """(lower-case name, value) of one field line; raises HeadError."""
     match = FIELD_LINE.fullmatch(line)
     if match is None:
         raise HeadError(_bad_line(line))
-    name, value = match.groups()
-    lower = name.lower()
-    field = (lower, (name, value.rstrip(b" \t")))
+    name = match[1].lower()
+    field = (name, match[2].rstrip(b" \t"))
     # A secret stays no longer in memory than its request; the memo is dropped whole when a flood of odd lines fills it.
-    if lower not in SECRET_NAMES and len(line) <= MEMO_LINE_BYTES:
+    if name not in SECRET_NAMES and len(line) <= MEMO_LINE_BYTES:
         if len(_memo) >= MEMO_LINES:
             _memo.clear()
         _memo[line] = field
@@ -135,7 +132,7 @@ def _lines(raw: bytes) -> list[bytes]:
 
 
 class _Special:
-    """The fields that decide framing, gathered while the others are kept."""
+    """The fields that decide framing, gathered while the others are kept. Few heads have more than two of them."""
 
     __slots__ = ("connection", "expect", "hosts", "keep_alive", "lengths", "te", "transfer", "upgrade")
 
@@ -147,49 +144,54 @@ class _Special:
         self.upgrade: list[bytes] = []
         self.te = self.expect = self.keep_alive = b""
 
-    def take(self, lower: bytes, value: bytes) -> bool:
+    def take(self, name: bytes, value: bytes) -> bool:
         """Note one field; True when it also stays among the message's fields."""
-        if lower == b"content-length":
+        if name == b"content-length":
             self.lengths.append(value)
             return True
-        if lower == b"connection":
-            self.connection += [token for part in value.split(b",") if (token := part.strip(b" \t").lower())]
-        elif lower == b"transfer-encoding":
-            self.transfer.append(value)
-        elif lower == b"host":
+        if name == b"host":
             self.hosts.append(value)
-        elif lower == b"upgrade":
+        elif name == b"connection":
+            self.connection += [token for part in value.split(b",") if (token := part.strip(b" \t").lower())]
+        elif name == b"transfer-encoding":
+            self.transfer.append(value)
+        elif name == b"upgrade":
             self.upgrade.append(value)
-        elif lower == b"te":
+        elif name == b"te":
             self.te = value
-        elif lower == b"keep-alive":
+        elif name == b"keep-alive":
             self.keep_alive = value
-        elif lower == b"expect":
+        elif name == b"expect":
             self.expect = value
             return True
         return False
 
 
 def _fields(lines: list[bytes], special: _Special) -> Fields:
+    """The fields of a head's lines (the first line is the start line), those of SPECIAL told to `special`."""
     fields: Fields = []
-    for line in lines:
-        lower, field = _field(line)
-        if lower not in SPECIAL or special.take(lower, field[1]):
-            fields.append(field)
+    keep, known, take = fields.append, _memo.get, special.take
+    for line in lines[1:]:
+        field = known(line) or _field(line)
+        if field[0] not in SPECIAL or take(*field):
+            keep(field)
     # TE is hop-by-hop, yet the far end must know that trailers are welcome: we relay them (RFC 9110 10.1.4).
     if special.te and b"trailers" in [t.strip(b" \t").lower() for t in special.te.split(b",")]:
-        fields.append((b"TE", b"trailers"))
+        fields.append((b"te", b"trailers"))
     return fields
+
+
+ORDINARY_CONNECTION = frozenset({b"keep-alive", b"close", b"upgrade", b"te"})
 
 
 def _without_nominated(fields: Fields, connection: list[bytes]) -> Fields:
     """The fields that `Connection` does not name (RFC 9110 7.6.1); refuses to drop what is not hop-by-hop."""
-    nominated = {token for token in connection if token not in HOP_BY_HOP and token != b"close"}
-    if not nominated:
+    if not connection or ORDINARY_CONNECTION.issuperset(connection):
         return fields
+    nominated = {token for token in connection if token not in HOP_BY_HOP and token != b"close"}
     if forbidden := nominated & UNNOMINABLE:
         raise HeadError(f"connection names the end-to-end field {sorted(forbidden)[0].decode()}")
-    return [field for field in fields if field[0].lower() not in nominated]
+    return [field for field in fields if field[0] not in nominated]
 
 
 def _one_length(values: list[bytes]) -> int | None:
@@ -213,7 +215,7 @@ def parse_request(raw: bytes, scheme: bytes) -> tuple[RequestHead, Framing]:
     if major != b"1" or minor not in (b"0", b"1"):
         raise HeadError(f"HTTP version {major.decode()}.{minor.decode()}", 505)
     special = _Special()
-    fields = _fields(lines[1:], special)
+    fields = _fields(lines, special)
     framing = Framing(http10=minor == b"0")
     framing.keep_alive = b"keep-alive" in special.connection if framing.http10 else b"close" not in special.connection
     length = _request_framing(special, framing)
@@ -251,7 +253,7 @@ def _authority(hosts: list[bytes], http10: bool) -> bytes:
     if len(hosts) > 1 or (not hosts and not http10):
         raise HeadError(f"{len(hosts)} Host fields (RFC 9112 3.2)")
     authority = hosts[0] if hosts else b""
-    if HOST.fullmatch(authority) is None:
+    if len(authority) > MAX_AUTHORITY or HOST.fullmatch(authority) is None:
         raise HeadError("malformed Host field")
     return authority
 
@@ -264,7 +266,7 @@ def _origin_form(authority: bytes, target: bytes) -> tuple[bytes, bytes]:
         raise HeadError("request target is neither a path nor an absolute URL")
     cut = min((i for i in (rest.find(b"/"), rest.find(b"?")) if i >= 0), default=len(rest))
     authority, path = rest[:cut], rest[cut:]
-    if not authority or HOST.fullmatch(authority) is None:
+    if not authority or len(authority) > MAX_AUTHORITY or HOST.fullmatch(authority) is None:
         raise HeadError("malformed authority in the request target")
     return authority, path if path[:1] == b"/" else b"/" + path
 
@@ -277,7 +279,7 @@ def parse_response(raw: bytes, method: bytes) -> tuple[ResponseHead, Framing]:
         raise HeadError("malformed status line")
     minor, code, reason = match.groups()
     special = _Special()
-    fields = _fields(lines[1:], special)
+    fields = _fields(lines, special)
     framing = Framing(http10=minor == b"0")
     framing.keep_alive = b"keep-alive" in special.connection if framing.http10 else b"close" not in special.connection
     framing.idle_hint_s = _keep_alive_timeout(special.keep_alive)
@@ -285,10 +287,10 @@ def parse_response(raw: bytes, method: bytes) -> tuple[ResponseHead, Framing]:
     fields = _without_nominated(fields, special.connection)
     head = ResponseHead(status, fields, reason=reason or b"")
     if status == 101:
-        head.fields += [(b"Upgrade", value) for value in special.upgrade]
+        head.fields += [(b"upgrade", value) for value in special.upgrade]
         return head, framing
     if status == 426:
-        head.fields += [(b"Upgrade", value) for value in special.upgrade]  # RFC 9110 15.5.22 demands it
+        head.fields += [(b"upgrade", value) for value in special.upgrade]  # RFC 9110 15.5.22 demands it
     head.no_body = method == b"HEAD" or status < 200 or status in (204, 304)
     _response_framing(head, special, framing)
     return head, framing
@@ -301,7 +303,7 @@ def _response_framing(head: ResponseHead, special: _Special, framing: Framing) -
         if codings != [b"chunked"]:
             raise HeadError("transfer-encoding other than one chunked")
         if special.lengths or framing.http10:
-            head.fields = [f for f in head.fields if f[0].lower() != b"content-length"]
+            head.fields = [f for f in head.fields if f[0] != b"content-length"]
             framing.keep_alive = False
         framing.chunked = not head.no_body
         head.length = 0 if head.no_body else None
@@ -312,8 +314,8 @@ def _response_framing(head: ResponseHead, special: _Special, framing: Framing) -
     if values:
         length = _one_length(list(values))
         if len(special.lengths) > 1 or b"," in special.lengths[0]:
-            head.fields = [f for f in head.fields if f[0].lower() != b"content-length"]
-            head.fields.append((b"Content-Length", b"%d" % (length or 0)))
+            head.fields = [f for f in head.fields if f[0] != b"content-length"]
+            head.fields.append((b"content-length", b"%d" % (length or 0)))
         head.length = 0 if head.no_body else length
         return
     head.length = 0 if head.no_body else None
@@ -433,8 +435,8 @@ class ChunkedReader:
             self._trailer_bytes += len(line)
             if self._trailer_bytes > MAX_TRAILERS:
                 raise HeadError(f"trailers of more than {MAX_TRAILERS} bytes")
-            lower, field = _field(line)
-            if lower not in SPECIAL:  # framing and routing fields have no business here (RFC 9110 6.5.1)
+            field = _field(line)
+            if field[0] not in SPECIAL:  # framing and routing fields have no business here (RFC 9110 6.5.1)
                 self.trailers.append(field)
         else:
             self.done = True
@@ -470,52 +472,46 @@ REASONS = {
 EXPECTS_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
 
 
-def _append_fields(lines: list[bytes], fields: Fields) -> None:
-    lines += [b"%b: %b" % field for field in fields]
+def _lines_of(fields: Fields) -> bytes:
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
 
 
 def write_request(head: RequestHead) -> tuple[bytes, bool]:
     """(bytes of the head, whether the body is sent chunked). A websocket or other upgrade gets its Connection field."""
-    lines = [b"%b %b HTTP/1.1" % (head.method, head.target), b"Host: %b" % head.authority]
-    _append_fields(lines, head.fields)
     chunked = head.length is None
+    tail = b""
     if chunked:
-        lines.append(b"Transfer-Encoding: chunked")
-    elif head.get(b"content-length") is None and (head.length or head.method in EXPECTS_BODY):
-        lines.append(b"Content-Length: %d" % (head.length or 0))
-    nominated = []
+        tail = b"transfer-encoding: chunked\r\n"
+    elif (head.length or head.method in EXPECTS_BODY) and head.get(b"content-length") is None:
+        tail = b"content-length: %d\r\n" % (head.length or 0)
+    trailers = (b"te", b"trailers") in head.fields  # RFC 9110 10.1.4: TE must be nominated
     if head.protocol:
-        lines.append(b"Upgrade: %b" % head.protocol)
-        nominated.append(b"Upgrade")
-    if head.get(b"te") is not None:
-        nominated.append(b"TE")  # RFC 9110 10.1.4: TE must be nominated
-    if nominated:
-        lines.append(b"Connection: " + b", ".join(nominated))
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines), chunked
+        nominated = b"upgrade, te" if trailers else b"upgrade"
+        tail += b"upgrade: %b\r\nconnection: %b\r\n" % (head.protocol, nominated)
+    elif trailers:
+        tail += b"connection: te\r\n"
+    start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, head.authority)
+    return b"%b%b%b\r\n" % (start, _lines_of(head.fields), tail), chunked
 
 
 def write_response(head: ResponseHead, *, http10: bool, close: bool, keep_alive: bytes = b"") -> tuple[bytes, bool]:
-    """(bytes of the head, whether the body is sent chunked). HTTP/1.0 peers get a body that ends with the connection."""
-    lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason or REASONS.get(head.status, b""))]
-    _append_fields(lines, head.fields)
-    chunked = False
-    if head.status == 101:
-        lines.append(b"Connection: Upgrade")
-    elif head.status >= 200:
+    """(bytes of the head, whether the body is sent chunked). HTTP/1.0 peers get a body that ends with the connection.
+
+    `keep_alive`: the whole line that announces the idle timeout, for connections that go on.
+    """
+    status = head.status
+    start = b"HTTP/1.1 %d %b\r\n" % (status, head.reason or REASONS.get(status, b""))
+    chunked, tail = False, b""
+    if status == 101:
+        tail = b"connection: upgrade\r\n"
+    elif status >= 200:
         chunked = head.length is None and not head.no_body and not http10
         if chunked:
-            lines.append(b"Transfer-Encoding: chunked")
+            tail = b"transfer-encoding: chunked\r\n"
         elif head.length is not None and not head.no_body and head.get(b"content-length") is None:
-            lines.append(b"Content-Length: %d" % head.length)
-        if close:
-            lines.append(b"Connection: close")
-        elif http10:
-            lines.append(b"Connection: keep-alive")
-        if keep_alive and not close:
-            lines.append(b"Keep-Alive: " + keep_alive)
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines), chunked
+            tail = b"content-length: %d\r\n" % head.length
+        tail += b"connection: close\r\n" if close else b"connection: keep-alive\r\n" if http10 else keep_alive
+    return b"%b%b%b\r\n" % (start, _lines_of(head.fields), tail), chunked
 
 
 def write_chunk(chunk: bytes) -> bytes:
@@ -523,9 +519,4 @@ def write_chunk(chunk: bytes) -> bytes:
 
 
 def write_last_chunk(trailers: Fields) -> bytes:
-    if not trailers:
-        return b"0\r\n\r\n"
-    lines = [b"0"]
-    _append_fields(lines, trailers)
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines)
+    return b"0\r\n%b\r\n" % _lines_of(trailers) if trailers else b"0\r\n\r\n"

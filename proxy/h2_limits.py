@@ -27,11 +27,10 @@ MAX_INTERIM = 64
 @dataclass(frozen=True, slots=True)
 class H2Limits:
     """Bounds of one connection. The most it can hold of what the peer sent is `connection_window`, however many
-    streams there are: credit goes back only for what was passed on. `max_body_bytes` 0: no bound."""
+    streams there are: credit goes back only for what was passed on. How long a body may be is the relay's to say."""
 
     max_streams: int = 256
     max_header_bytes: int = 64 * 1024
-    max_body_bytes: int = 0
     stream_window: int = 1024 * 1024
     connection_window: int = 32 * 1024 * 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.h2 import RESET_BY_US, Connection
+from proxy.h2 import ENDED, RESET_BY_US, Connection
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError, abort_by_client, code_for_client
 from proxy.h2_frames import (
     DATA,
@@ -18,18 +18,17 @@ from proxy.h2_frames import (
     PREFACE,
     frame,
     goaway,
-    rst_stream,
 )
 from proxy.h2_heads import UnknownProtocolError, read_request, read_trailers, write_fields, write_response
 from proxy.h2_limits import H2Limits
 from proxy.h2_streams import Stream
-from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
+from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
 
 
 class ServerStream(Stream):
     """A client's leg."""
 
-    __slots__ = ("answered", "upgrade")
+    __slots__ = ("answered", "lingering", "upgrade")
 
     connection: ServerConnection
 
@@ -38,6 +37,7 @@ class ServerStream(Stream):
         self.takes_data = True
         self.answered = False  # the final head is out
         self.upgrade = False  # an extended CONNECT
+        self.lingering = False  # answered whole; what still comes of the upload is thrown away
 
     def head(self, head: Head) -> None:
         assert isinstance(head, ResponseHead)
@@ -56,19 +56,11 @@ class ServerStream(Stream):
         super().trailers(write_fields(fields, []))
 
     def abort(self, abort: Abort) -> None:
-        self.connection.reset_stream(self, code_for_client(abort, answered=self.answered))
-
-    def count(self, size: int) -> None:
-        super().count(size)
-        limit = self.connection.limits.max_body_bytes
-        if limit and self.seen > limit and not self.tunnel:
-            raise BodyTooLargeError(limit)
+        if not self.lingering:
+            self.connection.reset_stream(self, code_for_client(abort, answered=self.answered))
 
     def on_fault(self, error: H2StreamError) -> None:
-        cause, party = Cause.BROKEN, Party.CLIENT
-        if isinstance(error, BodyTooLargeError):
-            cause, party = Cause.REFUSED, Party.US
-        self.receiver.on_abort(Abort(party, Stage.HEAD, cause, error.detail, error.code))
+        self.receiver.on_abort(Abort(Party.CLIENT, Stage.HEAD, Cause.BROKEN, error.detail, error.code))
 
     def on_reset(self, code: int) -> None:
         self.receiver.on_abort(abort_by_client(code))
@@ -76,13 +68,6 @@ class ServerStream(Stream):
     def on_lost(self, detail: str, code: int | None, *, broken: bool) -> None:
         cause = Cause.BROKEN if broken else Cause.LOST
         self.receiver.on_abort(Abort(Party.CLIENT, Stage.HEAD, cause, detail, code))
-
-
-class BodyTooLargeError(H2StreamError):
-    """A request body over the bound: 413 when no answer began, and the upload is no longer wanted."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(Code.CANCEL, f"request body of more than {limit} bytes")
 
 
 class ServerConnection(Connection):
@@ -102,6 +87,9 @@ class ServerConnection(Connection):
         self._on_request = on_request
         self._preface = b""
         self._accepted = False  # the preface is complete
+        self._lingering: list[ServerStream] = []
+        self._lingering_longer: list[ServerStream] = []
+        self.on_linger: Callable[[], None] = lambda: None  # cut_lingering() is to be called, soon and again
         self.refuses_above: int | None = None  # the last id that our GOAWAY named
 
     def start(self) -> None:
@@ -197,25 +185,47 @@ class ServerConnection(Connection):
         if fits:
             self.sender.window -= len(body)
             self.sender.control(frame(DATA, END_STREAM, stream_id, body))
-        if not ended:
-            self.sender.control(rst_stream(stream_id, Code.NO_ERROR))
-        self._remember(stream_id, RESET_BY_US)
-
-    def _on_stream_error(self, stream_id: int, error: H2StreamError) -> None:
-        stream = self.streams.get(stream_id)
-        if isinstance(error, BodyTooLargeError) and isinstance(stream, ServerStream) and not stream.answered:
-            self.close_stream(stream, RESET_BY_US)
-            self._answer(stream_id, False, 413, error.detail)
-            stream.on_fault(error)
+        if ended:
+            self._remember(stream_id, ENDED)
             return
-        super()._on_stream_error(stream_id, error)
+        stream = ServerStream(self, stream_id)
+        stream.send_open = False
+        self.streams[stream_id] = stream
+        self._linger(stream)
 
     def _sent_end(self, stream: Stream) -> None:
         if stream.recv_open and not stream.tunnel:
-            # RFC 9113 8.1: the answer is whole, the rest of the upload is not wanted; no error, the answer counts.
-            self.reset_stream(stream, Code.NO_ERROR)
+            assert isinstance(stream, ServerStream)
+            self._linger(stream)
         else:
             super()._sent_end(stream)
+
+    def _linger(self, stream: ServerStream) -> None:
+        """The answer is whole and the rest of the upload is not wanted.
+
+        RFC 9113 8.1 lets us reset the stream at once with NO_ERROR, yet curl 7.88 then throws the answer away. So the
+        upload first runs into its window, which gives the client the time to read the answer and stop by itself.
+        """
+        stream.lingering = True
+        stream.receiver = NOBODY
+        taken, stream.withheld = stream.withheld, 0
+        self._give_back(taken)
+        if not self._lingering and not self._lingering_longer:
+            self.on_linger()
+        self._lingering.append(stream)
+
+    def cut_lingering(self) -> bool:
+        """Reset what lingered since the last call but one; False when none is left to call again for."""
+        for stream in self._lingering_longer:
+            self.reset_stream(stream, Code.NO_ERROR)
+        self._lingering_longer, self._lingering = [s for s in self._lingering if s.id in self.streams], []
+        return bool(self._lingering_longer)
+
+    def consumed(self, stream: Stream, size: int) -> None:
+        if isinstance(stream, ServerStream) and stream.lingering:
+            self._give_back(size)
+        else:
+            super().consumed(stream, size)
 
     # ------------------------------------------------------------------------------------------ going away
 

@@ -21,7 +21,9 @@ FORWARDING = frozenset({
 })  # fmt: skip
 PROXY_ONLY = frozenset({b"proxy-authorization", b"proxy-authenticate", b"proxy-connection"})
 NOT_FOR_CLIENTS = frozenset({b"alt-svc", b"proxy-connection", b"proxy-authenticate"})
+NOT_FOR_LOOPBACK = NOT_FOR_CLIENTS | {b"strict-transport-security"}
 VIA_NAME = b"headrace"
+VIA = {"h1": b"1.1 headrace", "h2": b"2.0 headrace", "h3": b"3.0 headrace"}
 MAX_VIA_HOPS = 8
 """Passing ourselves more often than this is a loop: workstation and edge are two hops, a fleet may add some."""
 
@@ -43,7 +45,7 @@ def is_trusted(peer: str, trusted: tuple[Network, ...]) -> bool:
 
 def is_loop(fields: Fields) -> bool:
     """Whether Via says that the request came through this program too often."""
-    return sum(value.count(VIA_NAME) for name, value in fields if name.lower() == b"via") >= MAX_VIA_HOPS
+    return sum(value.count(VIA_NAME) for name, value in fields if name == b"via") >= MAX_VIA_HOPS
 
 
 def request_fields(head: RequestHead, *, peer: str, trusted: bool, version: str, edge_fields: Fields) -> Fields:
@@ -51,14 +53,14 @@ def request_fields(head: RequestHead, *, peer: str, trusted: bool, version: str,
     dropped = PROXY_ONLY if trusted else FORWARDING | PROXY_ONLY
     if edge_fields:
         dropped = dropped.union(name for name, _ in edge_fields)
-    fields = [f for f in head.fields if f[0].lower() not in dropped]
+    fields = [field for field in head.fields if field[0] not in dropped]
     if trusted:
         _join_forwarding(fields, peer, head)
     else:
         fields.append((b"x-forwarded-for", peer.encode()))
         fields.append((b"x-forwarded-proto", head.scheme))
         fields.append((b"x-forwarded-host", head.authority))
-    fields.append((b"via", (b"1.1 " if version == "h1" else b"2.0 " if version == "h2" else b"3.0 ") + VIA_NAME))
+    fields.append((b"via", VIA[version]))
     fields += edge_fields
     return fields
 
@@ -66,12 +68,12 @@ def request_fields(head: RequestHead, *, peer: str, trusted: bool, version: str,
 def _join_forwarding(fields: Fields, peer: str, head: RequestHead) -> None:
     """A trusted peer's account is kept, and the peer itself is added to it."""
     for i, (name, value) in enumerate(fields):
-        if name.lower() == b"x-forwarded-for":
+        if name == b"x-forwarded-for":
             fields[i] = (name, value + b", " + peer.encode())
             break
     else:
         fields.append((b"x-forwarded-for", peer.encode()))
-    present = {name.lower() for name, _ in fields}
+    present = {name for name, _ in fields}
     if b"x-forwarded-proto" not in present:
         fields.append((b"x-forwarded-proto", head.scheme))
     if b"x-forwarded-host" not in present:
@@ -80,11 +82,8 @@ def _join_forwarding(fields: Fields, peer: str, head: RequestHead) -> None:
 
 def response_fields(head: ResponseHead, *, server_timing: bytes, loopback: bool) -> Fields:
     """The fields to send to a client. An edge's own Server-Timing stays; ours is one more."""
-    fields = [
-        f
-        for f in head.fields
-        if (low := f[0].lower()) not in NOT_FOR_CLIENTS and not (loopback and low == b"strict-transport-security")
-    ]
+    dropped = NOT_FOR_LOOPBACK if loopback else NOT_FOR_CLIENTS
+    fields = [field for field in head.fields if field[0] not in dropped]
     if server_timing:
         fields.append((b"server-timing", server_timing))
     return fields

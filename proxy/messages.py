@@ -14,7 +14,7 @@ Every word is a plain call: nothing is awaited, nothing is queued in between. `o
 crossed its high mark; data() keeps working after it, the caller is only asked to stop the other side.
 
 Rules for editing: 1. nothing here imports a loop, socket or clock; 2. a word added to `Leg` is added to every rim and
-to `tests/peers/fakeleg.py`; 3. names of fields are kept as received, compared in lower case.
+to `tests/peers/fakeleg.py`; 3. names of fields are lower case everywhere.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from enum import Enum
 from typing import Protocol
 
 Fields = list[tuple[bytes, bytes]]
-"""Header or trailer fields in order, repeats kept. Names as received (h2 and h3: lower case), values without
-surrounding whitespace. No pseudo-fields, no Host, no hop-by-hop fields (RFC 9110 7.6.1): a rim takes those out when it
-reads. Content-Length stays where it was received and is what a rim sends; `length` is its meaning. A rim adds one of its own
-only when `length` is known, a body is expected and no such field is there."""
+"""Header or trailer fields in order, repeats kept. Names in lower case (HTTP/1.1 lines are lowered once, where they are
+read, so that nobody behind has to), values as received without surrounding whitespace. No pseudo-fields, no Host, no
+hop-by-hop fields (RFC 9110 7.6.1): a rim takes those out when it reads. Content-Length stays where it was received and is
+what a rim sends; `length` is its meaning. A rim adds one of its own only when `length` is known, a body is expected and no
+such field is there."""
 
 
 @dataclass(slots=True)
@@ -81,9 +82,9 @@ Head = RequestHead | ResponseHead
 
 
 def get_field(fields: Fields, name: bytes) -> bytes | None:
-    """The first value whose name equals `name` (given in lower case) without regard to case, or None."""
+    """The first value of the field `name` (in lower case), or None."""
     for key, value in fields:
-        if key == name or key.lower() == name:
+        if key == name:
             return value
     return None
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 
 from config.model import Pool
@@ -46,6 +47,7 @@ FOREIGN_ORIGIN = Refusal(
 )
 
 
+@lru_cache(1024)
 def host_of(authority: bytes) -> str:
     """The host of `host[:port]` in lower case, without brackets and trailing dot; "" when there is none."""
     text = authority.decode("latin-1").lower()
@@ -54,6 +56,7 @@ def host_of(authority: bytes) -> str:
     return text.partition(":")[0].removesuffix(".")
 
 
+@lru_cache(1024)
 def is_loopback(host: str) -> bool:
     """`localhost`, a name below it, or an address of the loopback networks."""
     if host == "localhost" or host.endswith(".localhost"):

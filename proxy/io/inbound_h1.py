@@ -69,6 +69,9 @@ class H1ServerConnection(asyncio.Protocol):
         self.service = service
         self.origin = origin
         self.limits = service.limits
+        # Clients that are told close first, before a request of theirs can meet our close (RFC 9112 9.3).
+        idle_s = int(self.limits.idle_timeout_s)
+        self.keep_alive = b"keep-alive: timeout=%d\r\n" % idle_s if idle_s else b""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._phase = Phase.HEAD
@@ -447,8 +450,9 @@ class H1ClientLeg:
             connection.write_soon(raw)
             connection.start_tunnel()
             return
-        keep_alive = b"timeout=%d" % connection.limits.idle_timeout_s if connection.limits.idle_timeout_s >= 1 else b""
-        raw, self._chunked = write_response(head, http10=framing.http10, close=self._close, keep_alive=keep_alive)
+        raw, self._chunked = write_response(
+            head, http10=framing.http10, close=self._close, keep_alive=connection.keep_alive
+        )
         connection.write_soon(raw)
 
     def interim(self, head: ResponseHead) -> None:

@@ -25,6 +25,8 @@ DRAIN_ROUND_TRIP_S = 1.0
 PONG_TIMEOUT_S = 15.0
 LINGER_S = 2.0
 """What a closing connection gets to take its last frames."""
+UNWANTED_UPLOAD_S = 1.0
+"""How long an upload may run on, into its window, after its whole answer."""
 _DRAIN_PING = b"headrace"
 _ALIVE_PING = b"still on"
 
@@ -39,12 +41,13 @@ class H2ServerConnection(asyncio.Protocol):
         self._idle_timeout_s = limits.idle_timeout_s
         self._header_timeout_s = limits.header_timeout_s
         self._h2 = ServerConnection(
-            H2Limits(limits.max_streams, limits.max_header_bytes, limits.max_body_bytes),
+            H2Limits(limits.max_streams, limits.max_header_bytes),
             self._wake,
             on_request=self._on_request,
             on_closed=self._on_closed,
         )
         self._h2.on_pong = self._on_pong
+        self._h2.on_linger = self._schedule_cut
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -166,6 +169,13 @@ class H2ServerConnection(asyncio.Protocol):
         self._drain_timer = self._loop.call_later(delay_s, then)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------------------------------ time
+
+    def _schedule_cut(self) -> None:
+        self._loop.call_later(UNWANTED_UPLOAD_S / 2, self._cut_lingering)
+
+    def _cut_lingering(self) -> None:
+        if self._transport is not None and self._h2.cut_lingering():
+            self._schedule_cut()
 
     def _schedule_tick(self) -> None:
         step = min(self._header_timeout_s, self._idle_timeout_s) / 4

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def now() -> float:
-        """Seconds of CLOCK_BOOTTIME. CLOCK_MONOTONIC stops in suspend: a cache would believe expired answers."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:  # pragma: no cover - a system without the clock also has no suspend that stops the other one
-    now = time.monotonic
+now: Callable[[], float] = (
+    # CLOCK_MONOTONIC stops in suspend: a cache would believe expired answers. A partial, because this is called several
+    # times for each request and a Python frame would cost more than the clock.
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds of CLOCK_BOOTTIME (of the monotonic clock where there is none)."""

@@ -41,11 +41,11 @@ def read(reader: ChunkedReader | LengthReader | CloseReader, *pieces: bytes) -> 
     return b"".join(got), b""
 
 
-def test_a_request_keeps_target_order_case_and_repeats() -> None:
+def test_a_request_keeps_target_order_and_repeats() -> None:
     raw = request("POST //a%2Fb?x=%20 HTTP/1.1", "Host: h:1", "X-A: 1", "x-b:2  ", "X-A: 3", "Content-Length: 4")
     head, framing = parse_request(raw, b"http")
     assert (head.method, head.target, head.authority, head.length) == (b"POST", b"//a%2Fb?x=%20", b"h:1", 4)
-    assert head.fields == [(b"X-A", b"1"), (b"x-b", b"2"), (b"X-A", b"3"), (b"Content-Length", b"4")]
+    assert head.fields == [(b"x-a", b"1"), (b"x-b", b"2"), (b"x-a", b"3"), (b"content-length", b"4")]
     assert framing.keep_alive
     assert not framing.chunked
 
@@ -68,7 +68,7 @@ def test_hop_by_hop_and_nominated_fields_stay_here() -> None:
     raw = request("GET / HTTP/1.1", "Host: h", "Connection: X-Hop, keep-alive", "X-Hop: 1", "Keep-Alive: timeout=5",
                   "Proxy-Connection: keep-alive", "TE: trailers, deflate", "X-Keep: 1")  # fmt: skip
     head, _ = parse_request(raw, b"http")
-    assert head.fields == [(b"X-Keep", b"1"), (b"TE", b"trailers")]
+    assert head.fields == [(b"x-keep", b"1"), (b"te", b"trailers")]
 
 
 def test_connection_may_not_name_credentials() -> None:
@@ -151,7 +151,7 @@ def test_two_different_lengths_are_refused_and_equal_ones_joined() -> None:
         parse_response(request("HTTP/1.1 200 OK", "Content-Length: 5", "Content-Length: 7"), b"GET")
     head, _ = parse_response(request("HTTP/1.1 200 OK", "Content-Length: 5", "Content-Length: 5"), b"GET")
     assert head.length == 5
-    assert [f for f in head.fields if f[0] == b"Content-Length"] == [(b"Content-Length", b"5")]
+    assert [f for f in head.fields if f[0] == b"content-length"] == [(b"content-length", b"5")]
 
 
 @pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)])
@@ -196,7 +196,7 @@ def test_an_endless_chunk_line_is_refused() -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.data())
 def test_chunked_bodies_survive_any_split(parts: list[bytes], draw: st.DataObject) -> None:
-    wire = b"".join(map(write_chunk, parts)) + write_last_chunk([(b"X-T", b"1")]) + b"GET"
+    wire = b"".join(map(write_chunk, parts)) + write_last_chunk([(b"x-t", b"1")]) + b"GET"
     reader, got, at = ChunkedReader(), bytearray(), 0
     while at < len(wire) and not reader.done:
         size = draw.draw(st.integers(1, len(wire) - at))
@@ -204,7 +204,7 @@ def test_chunked_bodies_survive_any_split(parts: list[bytes], draw: st.DataObjec
     assert reader.done
     assert bytes(got) == b"".join(parts)
     assert wire[at:] == b"GET"
-    assert reader.trailers == [(b"X-T", b"1")]
+    assert reader.trailers == [(b"x-t", b"1")]
 
 
 def test_a_length_reader_stops_at_the_next_message() -> None:
@@ -216,7 +216,7 @@ def test_a_length_reader_stops_at_the_next_message() -> None:
 
 def test_a_post_without_body_says_so() -> None:
     raw, chunked = write_request(RequestHead(b"POST", b"/", b"http", b"h", [], length=0))
-    assert b"Content-Length: 0\r\n" in raw
+    assert b"content-length: 0\r\n" in raw
     assert not chunked
 
 
@@ -232,7 +232,7 @@ def test_a_body_without_length_is_chunked_only_for_http_1_1() -> None:
 
 
 def test_what_is_written_reads_back() -> None:
-    head = RequestHead(b"POST", b"/x?y", b"http", b"h:8", [(b"A", b"1"), (b"B", b"2")], length=None)
+    head = RequestHead(b"POST", b"/x?y", b"http", b"h:8", [(b"a", b"1"), (b"b", b"2")], length=None)
     raw, chunked = write_request(head)
     again, framing = parse_request(raw, b"http")
     assert (again, framing.chunked, chunked) == (head, True, True)
@@ -240,7 +240,7 @@ def test_what_is_written_reads_back() -> None:
 
 # ------------------------------------------------------------------------------------------------ the oracle
 
-token = st.text("abcXYZ-_!", min_size=1, max_size=8).map(str.encode)
+token = st.text("abcxyz-_!", min_size=1, max_size=8).map(str.encode)
 value = st.binary(max_size=12).map(lambda b: bytes(c for c in b if c > 0x20 and c != 0x7F))
 reserved = {
     b"host",

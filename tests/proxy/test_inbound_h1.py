@@ -70,9 +70,9 @@ async def test_a_request_is_answered_and_the_next_one_too() -> None:
             exchange = await service.arrived()
             assert exchange.words == ["end"]
             exchange.answer(body)
-            assert b"Content-Length" not in (head := await client.head())
+            head = await client.head()
             assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert b"Keep-Alive: timeout=120" in head
+            assert b"keep-alive: timeout=120" in head
             assert await client.exactly(3) == body
 
 
@@ -82,7 +82,7 @@ async def test_head_and_chunks_leave_when_they_are_said_and_the_last_chunk_only_
         client.send(GET)
         exchange = await service.arrived()
         exchange.leg.head(ResponseHead(200, []))
-        assert b"Transfer-Encoding: chunked" in await client.head()
+        assert b"transfer-encoding: chunked" in await client.head()
         exchange.leg.data(b"data: x\n\n")
         assert await client.exactly(14) == b"9\r\ndata: x\n\n\r\n"
         exchange.leg.trailers([(b"x-t", b"1")])
@@ -198,7 +198,7 @@ async def test_an_early_answer_says_close_and_is_not_lost_under_the_upload() -> 
         client.send(bytes(300_000))
         head = await client.head()
         assert head.startswith(b"HTTP/1.1 401 ")
-        assert b"Connection: close" in head
+        assert b"connection: close" in head
         assert await client.rest() == b"no"
 
 
@@ -274,7 +274,7 @@ async def test_draining_answers_what_runs_with_close_and_ends_what_is_idle() -> 
             connection.drain()
         exchange.answer(b"last")
         raw = await client.rest()
-        assert b"Connection: close" in raw
+        assert b"connection: close" in raw
         assert raw.endswith(b"last")
 
 
@@ -298,8 +298,8 @@ async def test_a_switch_of_protocols_opens_a_tunnel_with_half_closes() -> None:
         client.send(b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nearly")
         exchange = await service.arrived()
         assert exchange.head.protocol == b"websocket"
-        exchange.leg.head(ResponseHead(101, [(b"Upgrade", b"websocket")]))
-        assert b"Connection: Upgrade" in await client.head()
+        exchange.leg.head(ResponseHead(101, [(b"upgrade", b"websocket")]))
+        assert b"connection: upgrade" in await client.head()
         client.send(b" bytes")
         await exchange.until("data")
         client.writer.write_eof()

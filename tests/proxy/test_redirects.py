@@ -15,7 +15,7 @@ POOL = Pool("p", (A, B, PLAIN))
 
 
 def led(location: str | None, edge: Edge = A) -> Redirection | None:
-    fields = [] if location is None else [(b"Location", location.encode())]
+    fields = [] if location is None else [(b"location", location.encode())]
     return follow(ResponseHead(307, fields), POOL, edge)
 
 
