@@ -78,6 +78,14 @@ class Connection:
         self._transport.abort()
 
 
+class HypercornConnection(TCPServer):
+    """hypercorn's connection, without the timer that keeps a closed one for the rest of its keep-alive time."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
 class TcpListener:
     """Serves one application over h1 and h2 on one listening socket."""
 
@@ -131,7 +139,7 @@ class TcpListener:
         loop = asyncio.get_running_loop()
         state: Any = {"connection": connection}
         try:
-            await TCPServer(self._app, loop, self._config, self._context, state, reader, writer)
+            await HypercornConnection(self._app, loop, self._config, self._context, state, reader, writer)
         except* (OSError, ssl.SSLError) as lost:
             LOG.debug("connection lost: %s", lost.exceptions)
         finally:

@@ -85,9 +85,9 @@ async def stream_over_three_versions(stage: Stage) -> list[Fact]:
 
 
 async def draw_a_waterfall(stage: Stage) -> list[Fact]:
-    """Where the time of the slowest request so far went."""
+    """Where the time of a request went that had to dial its edge."""
     listed = (await stage.daemon.admin("GET", "/requests?last=20"))["requests"]
-    record = max((each for each in listed if each["outcome"] == "ok"), key=lambda each: each["wall_s"])
+    record = max((each for each in listed if each["outcome"] == "ok"), key=lambda each: len(each["parts"]))
     parts: dict[str, float] = record["parts"]
     gap_s = abs(sum(parts.values()) - record["wall_s"])
     expect(gap_s <= SUM_TOLERANCE_S, f"the parts miss the wall time by {ms(gap_s)}")
@@ -254,7 +254,7 @@ def chat(request_id: str) -> Request:
 
 
 def ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"
+    return f"{seconds * 1000:.1f} ms" if seconds >= 0.001 else f"{seconds * 1000:.2f} ms"
 
 
 def bars(parts: Mapping[str, float], wall_s: float) -> list[str]:

@@ -10,7 +10,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from headrace.lab.ca import issue
 from headrace.lab.clients import Request, ask
 from headrace.lab.daemon import Daemon, DaemonFailed
 from headrace.lab.settings import render
-from headrace.lab.story import STEPS, Stage, chat
+from headrace.lab.story import Stage, chat
 from headrace.lab.websocket_client import SocketClosed, WebSocketClient
 from tests.e2e.stage import answers, run, started, still_serves
 
@@ -177,9 +176,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs root to mount a small file system")
     place = tmp_path / "disk"
     place.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs", str(place)], check=False
-    ).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(place)], check=False).returncode:
         pytest.skip("mounting is not allowed here")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
@@ -188,7 +185,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_under_state_dir_stops_no_service(tiny_disk: Path) -> None:
     async with started(state_dir=tiny_disk) as stage:
         with contextlib.suppress(OSError):
-            (tiny_disk / "filler").write_bytes(b"x" * 256 * 1024)
+            (tiny_disk / "filler").write_bytes(b"x" * 2 * 1024 * 1024)
         assert await still_serves(stage)
         with contextlib.suppress(DaemonFailed):
             await stage.daemon.admin("POST", "/tickets/rotate")
@@ -210,10 +207,3 @@ async def test_secrets_stay_out_of_the_log(own: Stage) -> None:
     assert canary not in own.daemon.log and canary not in str(listed)
     held = [path for path in own.daemon.state_dir.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
     assert held == []
-
-
-async def test_the_demo_holds_its_nine_steps_in_forty_lines() -> None:
-    ran = await run(sys.executable, "-m", "headrace", "demo", within_s=55)
-    assert ran.code == 0, ran.out + ran.err
-    assert len(ran.out.splitlines()) <= 40
-    assert ran.out.count("FAILED") == 0 and all(name in ran.out for name, _ in STEPS)

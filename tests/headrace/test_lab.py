@@ -357,6 +357,16 @@ async def test_leaving_over_h3_stops_the_model_while_the_connection_lives(lab: L
         assert edge.connections == 1
 
 
+@pytest.mark.parametrize("version", ["h1", "h2"])
+async def test_a_closed_connection_is_forgotten_at_once(lab: Lab, version: str) -> None:
+    edge = lab.edges["edge-a"]
+    assert (await ask(version, target(lab), Request("GET", "/health"))).status == 200
+    async with asyncio.timeout(1):
+        while edge.connections:
+            await asyncio.sleep(0.01)
+    assert edge.accepted == 1
+
+
 async def test_the_second_handshake_is_resumed(lab: Lab) -> None:
     first = await handshake(target(lab))
     second = await handshake(target(lab), first.session)

@@ -1,0 +1,81 @@
+"""`headrace demo` as a user runs it: short, checked, and gone without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.demo import Telling, tell
+from headrace.lab.story import STEPS, Fact, Stage, StepFailed
+from tests.e2e.stage import run
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)]
+DEMO = (sys.executable, "-m", "headrace", "demo")
+
+
+async def test_the_demo_holds_its_nine_steps_in_forty_lines(tmp_path: Path) -> None:
+    ran = await run(*DEMO, within_s=50, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert ran.code == 0, ran.out + ran.err
+    assert len(ran.out.splitlines()) <= 40
+    assert [f"{number} {name}" in ran.out for number, (name, _) in enumerate(STEPS, 1)] == [True] * 9
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_demo_gives_the_same_facts_as_json(tmp_path: Path) -> None:
+    ran = await run(*DEMO, "--json", within_s=50, env={**os.environ, "TMPDIR": str(tmp_path)})
+    told = json.loads(ran.out)
+    assert (ran.code, told["ok"], told["version"]) == (0, True, 1)
+    assert [step["name"] for step in told["steps"]] == [name for name, _ in STEPS]
+    assert told["steps"][0]["facts"]["upstream_questions"] == 1
+    assert told["took_s"] < 25
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_kept_demo_leaves_nothing_behind_when_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *DEMO,
+        "--keep",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stderr is not None
+    invited = b""
+    async with asyncio.timeout(50):
+        while b"/kill" not in invited:
+            line = await process.stderr.readline()
+            assert line, invited.decode()
+            invited += line
+    assert b"curl -N --http1.1" in invited and b"OPENAI_BASE_URL" in invited
+    (folder,) = tmp_path.iterdir()
+    daemon = json.loads((folder / "state" / "running.json").read_text())["pid"]
+    process.send_signal(number)
+    await asyncio.wait_for(process.wait(), 20)
+    assert process.returncode == 130, await process.stderr.read()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(daemon, 0)
+
+
+async def test_a_step_that_does_not_hold_is_named_and_ends_the_story(stage: Stage) -> None:
+    async def holds(_: Stage) -> list[Fact]:
+        return [Fact("two and two are four", {"sum": 4})]
+
+    async def fails(_: Stage) -> list[Fact]:
+        raise StepFailed("two and two were 5")
+
+    out = io.StringIO()
+    telling = Telling(out, as_json=False)
+    assert await tell(telling, stage, (("sums", holds), ("doubt", fails), ("never", holds))) is False
+    assert out.getvalue().splitlines() == [
+        "1 sums       two and two are four",
+        "2 doubt      FAILED: two and two were 5",
+    ]
