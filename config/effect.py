@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from config.model import DnsUpstream, Resolver
+from config.model import Resolver
 from config.reading import Spot
-from config.toml_lines import KeyPath
 
 NO_EFFECT: dict[str, tuple[object, ...]] = {
     "workers": (1,),
@@ -39,24 +38,12 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {
 """Key, and the values that need no remark: what happens anyway."""
 
 UNSERVED = ("quic",)
-UNASKED = ("quic", "h3")
-"""Schemes of DNS listeners and upstreams that nothing serves or asks yet."""
-NO_EFFECT_SCHEMES = {"resolver.listen": UNSERVED, "resolver.upstream": UNASKED, "resolver.zone": UNASKED}
+"""Schemes of DNS listeners that nothing serves yet."""
 
 
 def effective_resolver(config: Resolver) -> Resolver:
-    """The part of it that has an effect. A zone whose upstreams are all left out stays, and answers nothing: its names
-    must not be asked of anybody else."""
-    return replace(
-        config,
-        listen=tuple(listen for listen in config.listen if listen.scheme not in UNSERVED),
-        upstreams=_asked(config.upstreams),
-        zones=tuple(replace(zone, upstreams=_asked(zone.upstreams)) for zone in config.zones),
-    )
-
-
-def _asked(upstreams: tuple[DnsUpstream, ...]) -> tuple[DnsUpstream, ...]:
-    return tuple(upstream for upstream in upstreams if upstream.scheme not in UNASKED)
+    """The part of it that has an effect."""
+    return replace(config, listen=tuple(listen for listen in config.listen if listen.scheme not in UNSERVED))
 
 
 def note_no_effect(raw: object, spot: Spot) -> None:
@@ -70,12 +57,5 @@ def note_no_effect(raw: object, spot: Spot) -> None:
     elif isinstance(raw, list):
         for index, value in enumerate(raw):
             note_no_effect(value, spot.at(index))
-    elif isinstance(raw, str):
-        _note_scheme(raw, spot.path, spot)
-
-
-def _note_scheme(text: str, path: KeyPath, spot: Spot) -> None:
-    scheme, separator, _ = text.partition("://")
-    place = ".".join(str(part) for part in path[:2])
-    if separator and scheme in NO_EFFECT_SCHEMES.get(place, ()):
-        spot.note(f"accepted, but {scheme}:// has no effect yet")
+    elif spot.path[:2] == ("resolver", "listen") and str(raw).partition("://")[0] in UNSERVED:
+        spot.note("accepted, but has no effect yet")
