@@ -122,8 +122,12 @@ async def until(true: Callable[[], object], within_s: float = 3.0) -> None:
             await asyncio.sleep(0.005)
 
 
+def closes_in(raw: bytes) -> list[int]:
+    return [seen.code for seen in frames(raw) if seen.op == Op.CLOSE]
+
+
 def closes(leg: FakeLeg) -> list[int]:
-    return [seen.code for seen in frames(leg.body) if seen.op == Op.CLOSE]
+    return closes_in(leg.body)
 
 
 def pings(leg: FakeLeg) -> list[Seen]:
