@@ -33,6 +33,8 @@ class Memos(dict[bytes, Memo]):
         answer = entry.answer
         if answer is None or not question.repeatable or question.keepalive:
             return
+        if len(message) < len(answer.wire):
+            return  # it was cut for a datagram, and the same bytes over TCP ask for all of it
         if len(message) > min(question.size, LARGEST) or len(wire) > LARGEST:
             return
         if message[2] & 0x02:

@@ -19,16 +19,13 @@ from config.model import Zone
 from resolver import wire as w
 from resolver.answer import LONGEST_CHAIN, Answer, Bounds, take
 from resolver.blocklist import Blocklist
+from resolver.chain import BLOCKED, FILTERED, OTHER
 from resolver.errors import Malformed, ResolverError, UpstreamsFailed
 from resolver.question import Question, opt_record
 from resolver.rebinding import private_address
 from resolver.zones import Zones
 
-BLOCKED, FILTERED, OTHER_ERROR = 15, 17, 0  # RFC 8914 4
 _MOST_ASKS = 4  # upstream questions for one chain: a recursive upstream needs one
-
-EVERY_SUBNET = b"*"
-"""Stands for the subnet in the key of an answer whose scope is 0; no ECS option is one byte long."""
 
 _USABLE = {w.NOERROR, w.NXDOMAIN, 6}  # 6: YXDOMAIN, a DNAME that made the name too long (RFC 6672 2.2)
 
@@ -97,7 +94,7 @@ class Fetcher:
         try:
             answer = take(reply.wire, question, self.bounds, trusted=reply.encrypted)
         except Malformed as exc:
-            raise UpstreamsFailed(((reply.upstream, str(exc)),), ede=OTHER_ERROR) from exc
+            raise UpstreamsFailed(((reply.upstream, str(exc)),), ede=OTHER) from exc
         if answer.rcode not in _USABLE:
             raise UpstreamsFailed(((reply.upstream, f"rcode {answer.rcode}"),), ede=23)
         return Fetched(answer, reply.upstream, bool(question.ecs) and not _subnet_scope(reply.wire))
@@ -116,7 +113,7 @@ class Fetcher:
                 joined, question, self.bounds, trusted=begun.answer.authenticated and rest.answer.authenticated
             )
         except Malformed as exc:
-            raise UpstreamsFailed(((rest.upstream, str(exc)),), ede=OTHER_ERROR) from exc
+            raise UpstreamsFailed(((rest.upstream, str(exc)),), ede=OTHER) from exc
         return Fetched(answer, rest.upstream, begun.shared and rest.shared)
 
     def judge(self, answer: Answer, zone: Zone | None) -> None:
@@ -168,9 +165,9 @@ def _join(begun: Answer, rest: Answer) -> bytes:
         first = dns.message.from_wire(begun.wire, one_rr_per_rrset=True)
         second = dns.message.from_wire(rest.wire, one_rr_per_rrset=True)
     except dns.exception.DNSException as exc:
-        raise UpstreamsFailed((("upstream", f"records of a chain: {exc}"),), ede=OTHER_ERROR) from exc
+        raise UpstreamsFailed((("upstream", f"records of a chain: {exc}"),), ede=OTHER) from exc
     if len(first.answer) + len(second.answer) > 4 * LONGEST_CHAIN:
-        raise UpstreamsFailed((("upstream", f"chain of {len(first.answer)} and more records"),), ede=OTHER_ERROR)
+        raise UpstreamsFailed((("upstream", f"chain of {len(first.answer)} and more records"),), ede=OTHER)
     first.answer.extend(second.answer)
     first.authority = second.authority
     first.set_rcode(second.rcode())

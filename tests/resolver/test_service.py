@@ -151,6 +151,22 @@ async def test_the_exact_path_gives_the_bytes_of_the_parsed_path(
     await lab.service.close()
 
 
+@pytest.mark.parametrize("extra", [40, 14])
+async def test_a_reply_that_was_cut_for_a_datagram_is_whole_over_tcp(lab: Lab, extra: int) -> None:
+    def script(query: dns.message.Message) -> bytes:
+        reply = dns.message.from_wire(answer(query, *(f"60 A 192.0.2.{i}" for i in range(1, extra))))
+        text = " ".join(f'"{"x" * 100}"' for _ in range(3))
+        reply.additional.append(dns.rrset.from_text("b.example.", 60, "IN", "TXT", text))
+        return reply.to_wire(max_size=65535)
+
+    lab.upstreams.script = script
+    query = dns.message.make_query("a.example", "A")
+    for _ in range(2):
+        assert not (await lab.send(query, 512)).additional
+        whole = await lab.send(query)
+        assert len(addresses(whole)) == extra - 1 and whole.additional
+
+
 async def test_ttl_0_goes_to_those_who_wait_and_to_nobody_later(lab: Lab) -> None:
     lab.upstreams.script = lambda query: answer(query, "0 A 192.0.2.1")
     lab.upstreams.held = asyncio.Event()
