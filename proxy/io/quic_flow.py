@@ -25,7 +25,6 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
     MAX_STREAM_DATA_FRAME_CAPACITY,
-    QuicConnection,
     QuicConnectionState,
 )
 from aioquic.quic.events import ConnectionTerminated
@@ -33,6 +32,8 @@ from aioquic.quic.packet import QuicFrameType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
+
+from proxy.io.quic_writer import DueConnection
 
 STREAM_WINDOW = 512 * 1024
 """Bytes one stream may bring ahead of its reader. At 100 ms that is 5 MB/s for one stream, more than a prompt needs."""
@@ -59,7 +60,7 @@ def reset_token(key: bytes, cid: bytes) -> bytes:
     return hmac.new(key, b"stateless reset" + cid, hashlib.sha256).digest()[:16]
 
 
-class FlowConnection(QuicConnection):
+class FlowConnection(DueConnection):
     """A QuicConnection that gives credit by consumption. `reset_key` b"": no resettable ids (clients)."""
 
     def __init__(self, *, bounds: Bounds, reset_key: bytes = b"", ticket_lifetime_s: int = 0, **rest: Any) -> None:
@@ -104,6 +105,7 @@ class FlowConnection(QuicConnection):
         if sender._buffer_fin is not None or sender._reset_error_code is not None or sender.is_finished:
             return False
         sender.write(chunk, fin)
+        self._due[stream_id] = stream
         return True
 
     def unsent(self, stream_id: int) -> int:
@@ -121,13 +123,16 @@ class FlowConnection(QuicConnection):
     def stop(self, stream_id: int, code: int) -> None:
         """Ask the peer to send no more, where it still may; harmless otherwise."""
         if self.receiving(stream_id):
-            self._streams[stream_id].receiver.stop(code)
+            stream = self._streams[stream_id]
+            stream.receiver.stop(code)
+            self.mark(stream)
 
     def abandon(self, stream_id: int, code: int) -> None:
         """Reset our side, where it is not finished; harmless otherwise."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.sender.reset(code)
+            self.mark(stream)
 
     def final_size(self, stream_id: int) -> int | None:
         """How many bytes a stream will have brought when it ends, once its peer said so."""
@@ -142,7 +147,8 @@ class FlowConnection(QuicConnection):
 
     def release(self, stream_id: int) -> None:
         """Undo withhold(); the credit goes out with the next packet."""
-        self._withheld.pop(stream_id, None)
+        if self._withheld.pop(stream_id, None) is not None and stream_id in self._streams:
+            self.mark(self._streams[stream_id])
 
     def open_request(self) -> int:
         """A client's next request stream."""
