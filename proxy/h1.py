@@ -24,14 +24,16 @@ from dataclasses import dataclass
 from proxy.messages import Fields, RequestHead, ResponseHead
 
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21-\x7e\x80-\xff]+) HTTP/([0-9])\.([0-9])")
+REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21-\x7e\x80-\xff]+) HTTP/([0-9]\.[0-9])")
 STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*))?")
 FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]{0,5})?")
 
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
-SPECIAL = HOP_BY_HOP | {b"content-length", b"host", b"expect"}
+SPECIAL_BUT_KEPT = frozenset({b"content-length", b"expect"})
+SPECIAL = HOP_BY_HOP | SPECIAL_BUT_KEPT | {b"host"}
+ORDINARY_CONNECTION = frozenset({b"keep-alive", b"close", b"upgrade", b"te"})
 # Nominating one of these in Connection would make the next hop lose what the client meant for the far end, credentials
 # above all: such a request is refused, never stripped in silence.
 UNNOMINABLE = frozenset({
@@ -122,84 +124,53 @@ def head_end(buffer: bytes | bytearray, start: int, limit: int) -> int:
     return end + 4
 
 
-def _lines(raw: bytes) -> list[bytes]:
-    if b"\x00" in raw:
-        raise HeadError("NUL in a head")
-    lines = raw[:-4].split(b"\r\n")
-    if raw.count(b"\n") != len(lines) + 1 or raw.count(b"\r") != len(lines) + 1:
-        raise HeadError("bare CR or LF in a head (RFC 9112 2.2)")
-    return lines
-
-
-class _Special:
-    """The fields that decide framing, gathered while the others are kept. Few heads have more than two of them."""
-
-    __slots__ = ("connection", "expect", "hosts", "keep_alive", "lengths", "te", "transfer", "upgrade")
-
-    def __init__(self) -> None:
-        self.connection: list[bytes] = []
-        self.lengths: list[bytes] = []
-        self.transfer: list[bytes] = []
-        self.hosts: list[bytes] = []
-        self.upgrade: list[bytes] = []
-        self.te = self.expect = self.keep_alive = b""
-
-    def take(self, name: bytes, value: bytes) -> bool:
-        """Note one field; True when it also stays among the message's fields."""
-        if name == b"content-length":
-            self.lengths.append(value)
-            return True
-        if name == b"host":
-            self.hosts.append(value)
-        elif name == b"connection":
-            self.connection += [token for part in value.split(b",") if (token := part.strip(b" \t").lower())]
-        elif name == b"transfer-encoding":
-            self.transfer.append(value)
-        elif name == b"upgrade":
-            self.upgrade.append(value)
-        elif name == b"te":
-            self.te = value
-        elif name == b"keep-alive":
-            self.keep_alive = value
-        elif name == b"expect":
-            self.expect = value
-            return True
-        return False
-
-
-def _fields(lines: list[bytes], special: _Special) -> Fields:
-    """The fields of a head's lines (the first line is the start line), those of SPECIAL told to `special`."""
+def _gather(raw: bytes) -> tuple[bytes, Fields, dict[bytes, bytes]]:
+    """(start line, fields, those that decide framing and routing). Repeats of the latter are joined by a comma, as RFC 9110
+    5.3 says, which makes every repeat that must not be an impossible value."""
+    lines = iter(raw[:-4].split(b"\r\n"))
+    start = next(lines)
     fields: Fields = []
-    keep, known, take = fields.append, _memo.get, special.take
-    for line in lines[1:]:
+    special: dict[bytes, bytes] = {}
+    keep, known = fields.append, _memo.get
+    for line in lines:
+        # A bare CR or LF, or a NUL, is in no value that FIELD_LINE takes (RFC 9112 2.2, RFC 9110 5.5).
         field = known(line) or _field(line)
-        if field[0] not in SPECIAL or take(*field):
-            keep(field)
+        name = field[0]
+        if name in SPECIAL:
+            special[name] = special[name] + b", " + field[1] if name in special else field[1]
+            if name not in SPECIAL_BUT_KEPT:
+                continue
+        keep(field)
     # TE is hop-by-hop, yet the far end must know that trailers are welcome: we relay them (RFC 9110 10.1.4).
-    if special.te and b"trailers" in [t.strip(b" \t").lower() for t in special.te.split(b",")]:
+    if b"te" in special and b"trailers" in _tokens(special[b"te"]):
         fields.append((b"te", b"trailers"))
-    return fields
+    return start, fields, special
 
 
-ORDINARY_CONNECTION = frozenset({b"keep-alive", b"close", b"upgrade", b"te"})
+def _tokens(value: bytes) -> list[bytes]:
+    return [token for part in value.lower().split(b",") if (token := part.strip(b" \t"))]
 
 
-def _without_nominated(fields: Fields, connection: list[bytes]) -> Fields:
-    """The fields that `Connection` does not name (RFC 9110 7.6.1); refuses to drop what is not hop-by-hop."""
-    if not connection or ORDINARY_CONNECTION.issuperset(connection):
+def _connection(fields: Fields, special: dict[bytes, bytes], framing: Framing) -> Fields:
+    """Decide whether the connection goes on, and take out the fields that Connection names (RFC 9110 7.6.1)."""
+    value = special.get(b"connection")
+    if value is None:
+        framing.keep_alive = not framing.http10
         return fields
-    nominated = {token for token in connection if token not in HOP_BY_HOP and token != b"close"}
+    tokens = _tokens(value)
+    framing.keep_alive = b"keep-alive" in tokens if framing.http10 else b"close" not in tokens
+    if ORDINARY_CONNECTION.issuperset(tokens):
+        return fields
+    nominated = {token for token in tokens if token not in HOP_BY_HOP and token != b"close"}
     if forbidden := nominated & UNNOMINABLE:
         raise HeadError(f"connection names the end-to-end field {sorted(forbidden)[0].decode()}")
     return [field for field in fields if field[0] not in nominated]
 
 
-def _one_length(values: list[bytes]) -> int | None:
-    if not values:
-        return None
-    if len(values) > 1 or not values[0].isdigit() or len(values[0]) > 18:
+def _length(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 18:
         raise HeadError("content-length is repeated or not a plain number (RFC 9112 6.3)")
-    return int(values[0])
+    return int(value)
 
 
 def parse_request(raw: bytes, scheme: bytes) -> tuple[RequestHead, Framing]:
@@ -207,26 +178,32 @@ def parse_request(raw: bytes, scheme: bytes) -> tuple[RequestHead, Framing]:
 
     An absolute-form target gives its authority the last word (RFC 9112 3.2.2) and becomes origin form.
     """
-    lines = _lines(raw)
-    match = REQUEST_LINE.fullmatch(lines[0])
+    start, fields, special = _gather(raw)
+    match = REQUEST_LINE.fullmatch(start)
     if match is None:
         raise HeadError("malformed request line")
-    method, target, major, minor = match.groups()
-    if major != b"1" or minor not in (b"0", b"1"):
-        raise HeadError(f"HTTP version {major.decode()}.{minor.decode()}", 505)
-    special = _Special()
-    fields = _fields(lines, special)
-    framing = Framing(http10=minor == b"0")
-    framing.keep_alive = b"keep-alive" in special.connection if framing.http10 else b"close" not in special.connection
+    method, target, version = match.groups()
+    if version != b"1.1" and version != b"1.0":
+        raise HeadError(f"HTTP version {version.decode()}", 505)
+    framing = Framing(http10=version == b"1.0")
+    fields = _connection(fields, special, framing)
     length = _request_framing(special, framing)
-    authority = _authority(special.hosts, framing.http10)
-    if method != b"CONNECT":
+    authority = _authority(special, framing)
+    if target[0] != 0x2F and method != b"CONNECT":
         authority, target = _origin_form(authority, target)
-    head = RequestHead(method, target, scheme, authority, _without_nominated(fields, special.connection), length)
-    head.expect_continue = not framing.http10 and special.expect.lower() == b"100-continue"
-    if special.upgrade and b"upgrade" in special.connection and not framing.http10:
-        head.protocol = _switchable(special.upgrade[0].split(b",")[0].strip(b" \t").lower(), length)
+    head = RequestHead(method, target, scheme, authority, fields, length)
+    if b"expect" in special or b"upgrade" in special:
+        _ask_more(head, special, framing)
     return head, framing
+
+
+def _ask_more(head: RequestHead, special: dict[bytes, bytes], framing: Framing) -> None:
+    """Expect and Upgrade, which HTTP/1.0 does not have."""
+    if framing.http10:
+        return
+    head.expect_continue = special.get(b"expect", b"").lower() == b"100-continue"
+    if b"upgrade" in special and b"upgrade" in _tokens(special.get(b"connection", b"")):
+        head.protocol = _switchable(_tokens(special[b"upgrade"])[0], head.length)
 
 
 def _switchable(token: bytes, length: int | None) -> bytes:
@@ -235,31 +212,34 @@ def _switchable(token: bytes, length: int | None) -> bytes:
     return token if length == 0 and token not in (b"h2c", b"tls/1.0") and TOKEN.fullmatch(token) else b""
 
 
-def _request_framing(special: _Special, framing: Framing) -> int | None:
-    length = _one_length(special.lengths)
-    if not special.transfer:
-        return length or 0
+def _request_framing(special: dict[bytes, bytes], framing: Framing) -> int | None:
+    length = special.get(b"content-length")
+    transfer = special.get(b"transfer-encoding")
+    if transfer is None:
+        return 0 if length is None else _length(length)
     if length is not None:
         raise HeadError("both transfer-encoding and content-length (RFC 9112 6.1)")
     if framing.http10:
         raise HeadError("transfer-encoding in HTTP/1.0 (RFC 9112 6.1)")
-    if len(special.transfer) != 1 or special.transfer[0].lower() != b"chunked":
-        raise HeadError("transfer-encoding other than one chunked", 501 if special.transfer[0].isalpha() else 400)
+    if transfer.lower() != b"chunked":
+        raise HeadError("transfer-encoding other than one chunked", 501 if transfer.isalpha() else 400)
     framing.chunked = True
     return None
 
 
-def _authority(hosts: list[bytes], http10: bool) -> bytes:
-    if len(hosts) > 1 or (not hosts and not http10):
-        raise HeadError(f"{len(hosts)} Host fields (RFC 9112 3.2)")
-    authority = hosts[0] if hosts else b""
+def _authority(special: dict[bytes, bytes], framing: Framing) -> bytes:
+    authority = special.get(b"host")
+    if authority is None:
+        if framing.http10:
+            return b""
+        raise HeadError("no Host field (RFC 9112 3.2)")
     if len(authority) > MAX_AUTHORITY or HOST.fullmatch(authority) is None:
-        raise HeadError("malformed Host field")
+        raise HeadError("malformed or repeated Host field (RFC 9112 3.2)")
     return authority
 
 
 def _origin_form(authority: bytes, target: bytes) -> tuple[bytes, bytes]:
-    if target[:1] == b"/" or target == b"*":
+    if target == b"*":
         return authority, target
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
@@ -273,54 +253,56 @@ def _origin_form(authority: bytes, target: bytes) -> tuple[bytes, bytes]:
 
 def parse_response(raw: bytes, method: bytes) -> tuple[ResponseHead, Framing]:
     """A response head to its meaning, for the request method it answers; raises HeadError (status has no use here)."""
-    lines = _lines(raw)
-    match = STATUS_LINE.fullmatch(lines[0])
+    start, fields, special = _gather(raw)
+    match = STATUS_LINE.fullmatch(start)
     if match is None:
         raise HeadError("malformed status line")
-    minor, code, reason = match.groups()
-    special = _Special()
-    fields = _fields(lines, special)
-    framing = Framing(http10=minor == b"0")
-    framing.keep_alive = b"keep-alive" in special.connection if framing.http10 else b"close" not in special.connection
-    framing.idle_hint_s = _keep_alive_timeout(special.keep_alive)
+    minor, code, reason = match.groups(b"")
     status = int(code)
-    fields = _without_nominated(fields, special.connection)
-    head = ResponseHead(status, fields, reason=reason or b"")
+    framing = Framing(http10=minor == b"0")
+    fields = _connection(fields, special, framing)
+    if b"keep-alive" in special:
+        framing.idle_hint_s = _keep_alive_timeout(special[b"keep-alive"])
+    head = ResponseHead(status, fields, reason=reason)
+    if status in (101, 426) and b"upgrade" in special:
+        fields.append((b"upgrade", special[b"upgrade"]))  # for 426 RFC 9110 15.5.22 demands it
     if status == 101:
-        head.fields += [(b"upgrade", value) for value in special.upgrade]
         return head, framing
-    if status == 426:
-        head.fields += [(b"upgrade", value) for value in special.upgrade]  # RFC 9110 15.5.22 demands it
     head.no_body = method == b"HEAD" or status < 200 or status in (204, 304)
     _response_framing(head, special, framing)
     return head, framing
 
 
-def _response_framing(head: ResponseHead, special: _Special, framing: Framing) -> None:
+def _response_framing(head: ResponseHead, special: dict[bytes, bytes], framing: Framing) -> None:
     """RFC 9112 6.3. Transfer-Encoding overrides Content-Length, which is dropped, and the connection ends after it."""
-    if special.transfer:
-        codings = [c.strip(b" \t").lower() for value in special.transfer for c in value.split(b",")]
-        if codings != [b"chunked"]:
+    transfer, length = special.get(b"transfer-encoding"), special.get(b"content-length")
+    if transfer is not None:
+        if transfer.lower() != b"chunked":
             raise HeadError("transfer-encoding other than one chunked")
-        if special.lengths or framing.http10:
-            head.fields = [f for f in head.fields if f[0] != b"content-length"]
+        if length is not None or framing.http10:
+            head.fields = [field for field in head.fields if field[0] != b"content-length"]
             framing.keep_alive = False
         framing.chunked = not head.no_body
         head.length = 0 if head.no_body else None
-        return
-    values = {v.strip(b" \t") for value in special.lengths for v in value.split(b",")}
-    if len(values) > 1:
-        raise HeadError("different content-lengths (RFC 9112 6.3)")
-    if values:
-        length = _one_length(list(values))
-        if len(special.lengths) > 1 or b"," in special.lengths[0]:
-            head.fields = [f for f in head.fields if f[0] != b"content-length"]
-            head.fields.append((b"content-length", b"%d" % (length or 0)))
-        head.length = 0 if head.no_body else length
-        return
-    head.length = 0 if head.no_body else None
-    if head.length is None:
+    elif length is not None:
+        if b"," in length:
+            length = _same_length(head, length)
+        head.length = 0 if head.no_body else _length(length)
+    elif head.no_body:
+        head.length = 0
+    else:
         framing.keep_alive = False
+
+
+def _same_length(head: ResponseHead, value: bytes) -> bytes:
+    """One of several equal lengths, which replaces them (RFC 9110 8.6)."""
+    values = set(_tokens(value))
+    if len(values) != 1:
+        raise HeadError("different content-lengths (RFC 9112 6.3)")
+    (length,) = values
+    head.fields = [field for field in head.fields if field[0] != b"content-length"]
+    head.fields.append((b"content-length", length))
+    return length
 
 
 def _keep_alive_timeout(value: bytes) -> float:
