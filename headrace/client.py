@@ -13,6 +13,7 @@ from headrace.console import Failure, say
 from headrace.state import RUNNING, TOKEN, Running, read_running
 
 TIMEOUT_S = 30.0
+REFUSALS = {400: exits.USAGE, 401: exits.NEEDS_PRIVILEGE}
 
 
 def load_or_fail(named: str | None) -> Loaded:
@@ -71,7 +72,8 @@ class Daemon:
         finally:
             connection.close()
         if response.status != 200:
-            raise Failure(f"{method} {path}: {answer.get('error', response.reason)}", exits.PROBLEM)
+            code = REFUSALS.get(response.status, exits.PROBLEM)
+            raise Failure(f"{method} {path.partition('?')[0]}: {answer.get('error', response.reason)}", code)
         return answer
 
     def _token(self) -> str:

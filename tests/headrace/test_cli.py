@@ -162,13 +162,13 @@ def test_a_trace_that_reaches_nobody_is_1_and_tells_every_hop(tmp_path: Path) ->
     assert answer["hops"][0]["kind"] == "failed"
 
 
-def test_a_reader_that_goes_away_is_no_error(config: Path) -> None:
-    command = f"{sys.executable} -m headrace config show | head -n 1"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=30
-    )
-    assert done.stderr.replace("# defaults (no file)\n", "") == ""
-    assert done.stdout.startswith("state_dir")
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "headrace", "config", "show"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "# defaults (no file)\n")
 
 
 def test_env_prints_lines_for_the_shell(config: Path) -> None:

@@ -21,6 +21,7 @@ import dns.message
 import dns.rcode
 import pytest
 
+from headrace.daemon import LINGER_S
 from headrace.lab.daemon import Daemon, DaemonFailed
 from headrace.lab.settings import DaemonPorts
 
@@ -190,6 +191,7 @@ async def test_sigterm_lets_a_request_end_and_a_second_one_does_not(tmp_path: Pa
         daemon.send(signal.SIGTERM)
         while await is_open(place.ports.http):
             await asyncio.sleep(0.01)
+        await asyncio.sleep(2 * LINGER_S)  # longer than a daemon would stay that has nothing to wait for
         await edge.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole")
         answer = await reader.read()
         assert answer.endswith(b"\r\n\r\nwhole")
@@ -267,13 +269,14 @@ async def test_a_reload_whose_new_port_is_taken_changes_nothing(place: Place) ->
     async with place.running() as daemon:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            place.write(listen=(f"http://127.0.0.1:{port}",))
+            place.write(listen=(f"http://127.0.0.1:{port}",), pools=POOL + POOL.replace("here", "there"))
             code, _, err = await place.command("reload")
         assert code == 2
         assert "the port is taken" in err
         assert "nothing was changed" in err
         assert (await get(place.ports.http, "/nothing"))[0] == 421
         assert (await daemon.admin("GET", "/status"))["listeners"][0].startswith("https://")
+        assert [view["pool"] for view in (await daemon.admin("GET", "/edges"))["edges"]] == ["here"]
 
 
 async def test_a_reload_says_what_waits_for_a_restart(place: Place) -> None:
@@ -286,10 +289,16 @@ async def test_a_reload_says_what_waits_for_a_restart(place: Place) -> None:
 
 async def test_commands_ask_the_running_daemon(place: Place) -> None:
     async with place.running():
+        token = (place.state / "admin-token").read_text()
         code, out, _ = await place.command("edges")
         assert (code, out.splitlines()[1].split()[:2]) == (0, ["here", "one"])
         code, out, _ = await place.command("query", "localhost", "--json")
         assert (code, json.loads(out)["source"]) == (0, "local")
+        code, out, err = await place.command("query", "localhost", "BOGUS")
+        assert (code, out) == (2, "")
+        (place.state / "admin-token").write_text("another\n")
+        assert (await place.command("tickets", "rotate"))[0] == 4
+        (place.state / "admin-token").write_text(token)
         code, out, err = await place.command("tickets", "rotate")
         assert (code, out) == (0, "")
         assert "rotated" in err
