@@ -167,6 +167,20 @@ async def test_ipv6_is_served_beside_ipv4(served: Served) -> None:
     await opened.close()
 
 
+@pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.2"), ("::", "::1")])
+async def test_a_reply_leaves_from_the_address_that_was_asked(served: Served, bound: str, asked: str) -> None:
+    opened = await listen_dns([Listen("udp", bound, 0)], served.service, tls=None)
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in asked else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+        sock.connect((asked, opened.addresses[0].port))
+        for _ in range(2):
+            sock.send(query("b.example"))
+            reply = await asyncio.wait_for(loop.sock_recv(sock, 4096), 2)
+            assert addresses(dns.message.from_wire(reply)) == GOOD
+    await opened.close()
+
+
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 

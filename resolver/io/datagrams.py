@@ -1,0 +1,116 @@
+"""Answer DNS over UDP: drain the socket, answer from memory, send (RFC 1035 4.2.1).
+
+Theory: a datagram that can be answered from memory costs one wake-up's share, one look-up and one send: no transport
+object, no task. Measured with the same cached answer: `loop.add_reader` on the socket, drained up to 64 datagrams for
+each wake-up, 63 k queries a second; asyncio's datagram endpoint 17-21 k. The cap keeps other callbacks alive in a flood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from config.model import Listen
+from resolver.io.service import DATAGRAM_LIMIT, ResolverService
+
+log = logging.getLogger("headrace.resolver")
+
+DRAIN = 64
+"""Datagrams read for each wake-up."""
+LARGEST_QUERY = 4096
+IP_PKTINFO = 8  # Linux; the socket module of the versions we run on does not name it
+ANCILLARY = socket.CMSG_SPACE(20)  # in6_pktinfo, the larger of the two
+
+Ancillary = tuple[int, int, bytes]
+
+
+class UdpListener:
+    """One bound socket. Replies that the kernel has no room for are lost, as datagrams are."""
+
+    def __init__(self, listen: Listen, sock: socket.socket, service: ResolverService) -> None:
+        self.listen = listen
+        self._sock = sock
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock, self._on_readable)
+
+    def _on_readable(self) -> None:
+        receive, send, known = self._sock.recvfrom, self._sock.sendto, self._known
+        for _ in range(DRAIN):
+            try:
+                wire, peer = receive(LARGEST_QUERY)
+            except BlockingIOError:
+                return
+            except OSError:
+                # Linux reports an ICMP error of an earlier reply here; the socket is fine.
+                continue
+            reply = known(wire, peer[0])
+            if reply is None:
+                self._service.ask(wire, DATAGRAM_LIMIT, partial(self._answer, peer))
+            elif reply:
+                try:
+                    send(reply, peer)
+                except OSError:
+                    continue
+
+    def _known(self, wire: bytes, host: str) -> bytes | None:
+        limit = self._service.rate_limit
+        if limit is not None and not limit.admits(host, self._service.now()):
+            return self._service.refuse_rate(wire)
+        return self._service.answer_cached(wire, DATAGRAM_LIMIT)
+
+    def _answer(self, peer: tuple[str, int], reply: bytes, _source: str) -> None:
+        self._send_late(partial(self._sock.sendto, reply, peer), reply)
+
+    def _send_late(self, send: Callable[[], int], reply: bytes) -> None:
+        if not reply or self._sock.fileno() < 0:
+            return
+        try:
+            send()
+        except OSError as exc:
+            log.debug("a reply of %d bytes was not sent: %s", len(reply), exc)
+
+    def close(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+
+class EveryAddressUdpListener(UdpListener):
+    """A socket bound to every address of the machine: each reply leaves from the address that its query came to.
+
+    The kernel would choose the source by route, and a client drops what comes from an address it did not ask.
+    """
+
+    def __init__(self, listen: Listen, sock: socket.socket, service: ResolverService) -> None:
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+        super().__init__(listen, sock, service)
+
+    def _on_readable(self) -> None:
+        for _ in range(DRAIN):
+            try:
+                wire, ancillary, _, peer = self._sock.recvmsg(LARGEST_QUERY, ANCILLARY)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
+            source = [(level, kind, _as_source(level, value)) for level, kind, value in ancillary]
+            reply = self._known(wire, peer[0])
+            if reply is None:
+                self._service.ask(wire, DATAGRAM_LIMIT, partial(self._answer_from, source, peer))
+            else:
+                self._answer_from(source, peer, reply, "")
+
+    def _answer_from(self, source: list[Ancillary], peer: tuple[str, int], reply: bytes, _source: str) -> None:
+        self._send_late(partial(self._sock.sendmsg, [reply], source, 0, peer), reply)
+
+
+def _as_source(level: int, info: bytes) -> bytes:
+    """What came with the query, as the kernel wants it for the reply: for IPv4 without the interface, so that it routes."""
+    return info if level == socket.IPPROTO_IPV6 else bytes(4) + info[4:8] + bytes(4)
