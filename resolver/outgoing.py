@@ -136,6 +136,8 @@ _UNWILLING = {w.FORMERR: "FORMERR", w.SERVFAIL: "SERVFAIL", w.NOTIMP: "NOTIMP", 
 
 def unwillingness(reply: bytes, found: w.Scan) -> str:
     """Why this reply is a reason to ask somebody else ("" when it is an answer), with the peer's own EDE text."""
+    if found.flags & w.TC:
+        return "truncated where there is room"  # over UDP, where there is none, TC leads to TCP and never here
     word = _UNWILLING.get(found.rcode, "")
     if not word:
         return "BADVERS to EDNS version 0" if found.rcode == w.BADVERS else ""

@@ -50,16 +50,20 @@ class Bootstrap:
         known = self._known.get(host)
         if known is not None and known.until > self._clock():
             return known.addresses
-        if host not in self._lookups:
-            self._lookups[host] = asyncio.ensure_future(self._find(host))
-            self._lookups[host].add_done_callback(lambda _: self._lookups.pop(host, None))
-        try:
-            found = await asyncio.shield(self._lookups[host])
-        except OSError:
-            if known is None:
-                raise
-            return known.addresses
-        return found.addresses
+        lookup = self._lookups.get(host) or self._begin(host)
+        if known is not None:
+            return known.addresses  # a dial never waits for a refresh: mostly the addresses are the same
+        return (await asyncio.shield(lookup)).addresses
+
+    def _begin(self, host: str) -> asyncio.Task[_Known]:
+        def ended(lookup: asyncio.Task[_Known]) -> None:
+            self._lookups.pop(host, None)
+            if not lookup.cancelled():
+                lookup.exception()  # a refresh that failed is nobody's exception: the old addresses stay
+
+        self._lookups[host] = lookup = asyncio.ensure_future(self._find(host))
+        lookup.add_done_callback(ended)
+        return lookup
 
     async def _find(self, host: str) -> _Known:
         if not self._channels:
@@ -102,8 +106,11 @@ class Bootstrap:
             channel.drop()
 
     async def close(self) -> None:
-        for lookup in list(self._lookups.values()):
+        lookups = list(self._lookups.values())
+        for lookup in lookups:
             lookup.cancel()
+        if lookups:
+            await asyncio.wait(lookups)
         for channel in self._channels:
             await channel.close()
 

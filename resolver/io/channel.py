@@ -7,6 +7,7 @@ to take a question back: whoever lost interest ignores `done`, and the channel e
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,6 +40,15 @@ class Channel(Protocol):
     async def close(self) -> None:
         """End everything; questions in flight fail."""
         ...
+
+
+LOCAL_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+
+def failure_of(exc: OSError) -> Failure:
+    """What a failed connection or send says. A shortage of ours (file descriptors, ports) must not take an upstream down."""
+    fault = Fault.UNWILLING if exc.errno in LOCAL_SHORTAGES else Fault.UNREACHABLE
+    return Failure(fault, words(exc))
 
 
 def words(exc: BaseException) -> str:

@@ -23,7 +23,7 @@ from collections import deque
 from resolver import outgoing as o
 from resolver import wire as w
 from resolver.io.addresses import AddressBook, family_of
-from resolver.io.channel import Clock, Done, Failure, words
+from resolver.io.channel import Clock, Done, Failure, failure_of
 from resolver.io.warm import WarmChannel
 from resolver.outgoing import Outgoing
 from resolver.upstreams import Fault, Intolerance
@@ -75,7 +75,7 @@ class UdpChannel:
         try:
             asked.start(await self.book.find())
         except OSError as exc:
-            asked.finish(Failure(Fault.UNREACHABLE, words(exc)))
+            asked.finish(failure_of(exc))
 
     def ended(self, asked: _Question, took_s: float | None) -> None:
         if took_s is not None:
@@ -171,8 +171,9 @@ class _Question:
             try:
                 self._send_to(address)
             except OSError as exc:
-                self._channel.book.failed(address)
-                failure = Failure(Fault.UNREACHABLE, words(exc))
+                failure = failure_of(exc)
+                if failure.fault is Fault.UNREACHABLE:
+                    self._channel.book.failed(address)
                 if self._sends < len(self._addresses):
                     continue
                 if not self._sockets:
@@ -269,7 +270,7 @@ class _Question:
         if self._sends < len(self._addresses):
             self._send()
         else:
-            self.finish(Failure(Fault.UNREACHABLE, words(exc)))
+            self.finish(failure_of(exc))
 
     def _without_edns(self) -> None:
         if self._edns:

@@ -64,6 +64,7 @@ class UpstreamView:
     asked: int
     failed: int
     reason: str
+    ignored: int = 0  # datagrams that answered nothing: forgeries, or a peer's muddle
 
 
 @dataclass(slots=True)
@@ -309,8 +310,9 @@ def _ede_of(causes: tuple[tuple[str, str], ...]) -> int:
 
 def _view(member: _Member, now: float) -> UpstreamView:
     standing = member.standing
+    ignored = member.channel.ignored if isinstance(member.channel, UdpChannel) else 0
     return UpstreamView(
-        member.name, standing.state(now), standing.rtt_s, standing.asked, standing.failed, standing.reason
+        member.name, standing.state(now), standing.rtt_s, standing.asked, standing.failed, standing.reason, ignored
     )
 
 

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from resolver.io.channel import Clock, Done, Failure, words
+from resolver.io.channel import Clock, Done, Failure, failure_of
 from resolver.outgoing import Outgoing
 from resolver.upstreams import Fault, IdleLimit
 
@@ -136,16 +136,13 @@ class WarmChannel:
             self._dialling = asyncio.ensure_future(self._dial_once())
 
     async def _dial_once(self) -> None:
+        """Cancelled by `close` and `drop` alone, which take care of those that wait."""
         try:
             link = await self._connect(self)
         except OSError as exc:
             self._dialling = None
-            self._refuse(Failure(Fault.UNREACHABLE, words(exc)))
+            self._refuse(failure_of(exc))
             return
-        except BaseException:
-            self._dialling = None
-            self._refuse(Failure(Fault.UNREACHABLE, "closed by us"))
-            raise
         self._dialling = None
         if not link.takes_more():
             self._refuse(Failure(Fault.UNREACHABLE, "closed by the peer at once"))
@@ -203,6 +200,10 @@ class WarmChannel:
 
     def drop(self) -> None:
         self._last_refusal = (-1e9, self._last_refusal[1])
+        if self._dialling is not None:  # to where the old network led
+            self._dialling.cancel()
+            self._dialling = None
+            self._dial()
         if self.link is not None:
             link = self.link
             self.retire(link)
@@ -216,6 +217,7 @@ class WarmChannel:
         if self._dialling is not None:
             self._dialling.cancel()
             await asyncio.wait([self._dialling])
+        self._refuse(Failure(Fault.UNREACHABLE, "closed by us"))
         links = self._links()
         for link in links:
             link.shut()
