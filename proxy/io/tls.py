@@ -97,7 +97,7 @@ class TicketRing:
             self._give_up(exc)
         self.keys = TicketKeys(lifetime_s=rules.lifetime_s, rotate_every_s=rules.rotate_every_s, keep=rules.keep)
         self._use(self._stored())
-        self._use(self._turned(force=False))
+        self._use(self._turned(self.keys, force=False))
 
     @property
     def supported(self) -> bool:
@@ -190,17 +190,22 @@ class TicketRing:
 
     async def _turn(self, *, force: bool) -> None:
         """Let a thread turn the ring. Cancelled here, the turn goes on and is applied all the same."""
-        turn = asyncio.get_running_loop().run_in_executor(None, partial(self._turned, force=force))
+        turn = asyncio.get_running_loop().run_in_executor(None, partial(self._turned, self.keys, force=force))
         self._turns.add(turn)
         turn.add_done_callback(self._on_turned)
         await asyncio.shield(turn)
 
     def _on_turned(self, turn: asyncio.Future[TicketKeys]) -> None:
         self._turns.discard(turn)
-        self._use(turn.result())
+        rules = self.keys  # a reload may have changed them meanwhile
+        self._use(
+            turn.result().configured(
+                self._clock(), lifetime_s=rules.lifetime_s, rotate_every_s=rules.rotate_every_s, keep=rules.keep
+            )
+        )
 
-    def _turned(self, *, force: bool) -> TicketKeys:
-        """The ring after what is stored was taken in and, if it is due or forced, a fresh key put in front.
+    def _turned(self, ring: TicketKeys, *, force: bool) -> TicketKeys:
+        """`ring` after what is stored was taken in and, if it is due or forced, a fresh key put in front.
 
         Another worker may have rotated a moment ago: then its key is adopted, for two fresh keys would halve the time
         that `keep` keys reach back.
@@ -208,7 +213,7 @@ class TicketRing:
 
         def change(stored: tuple[TicketKey, ...]) -> TicketKeys:
             now = self._clock()
-            merged = self.keys.merge(now, stored)
+            merged = ring.merge(now, stored)
             return merged.advance(now, os.urandom(KEY_BYTES)) if force or merged.due(now) else merged
 
         if self._file is None:

@@ -103,6 +103,7 @@ def test_whoever_has_the_key_can_impersonate_nothing_else(
 
 def test_ca_cannot_make_another_ca_and_serves_servers_only(tmp_path: Path) -> None:
     said = openssl("x509", "-in", trust.ensure_ca(tmp_path), "-noout", "-text").stdout
+    assert "Name Constraints: critical" in said
     assert "CA:TRUE, pathlen:0" in said and "TLS Web Server Authentication" in said and "prime256v1" in said
 
 

@@ -12,6 +12,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -211,6 +212,31 @@ async def test_cancelled_rotation_is_still_whole(state: Path) -> None:
     await ring.close()
     assert len(ring.keys.keys) == 2
     assert TicketFile(state / "ticket-keys").read() == ring.keys.keys
+
+
+async def test_key_that_is_dropped_while_the_ring_turns_is_not_stored_as_zeros(state: Path) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def clock() -> float:
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            release.wait(5)
+        return 1_000_000.0
+
+    ring = TicketRing(RULES, state_dir=state, clock=clock)
+    release.set()
+    await ring.rotate()
+    release.clear()
+    entered.clear()
+    turning = asyncio.ensure_future(ring.rotate())
+    await asyncio.to_thread(entered.wait)
+    old = ring.keys.keys[1]
+    ring.configure(Tickets(keep=0))
+    release.set()
+    await turning
+    assert len(TicketFile(state / "ticket-keys").read()) == 3, "a wiped key would make the file unbelievable"
+    assert len(ring.keys.keys) == 1 and ring.keys.keep == 0, "the new rules outlive the turn"
+    assert old.secret == bytearray(64)
 
 
 def test_restart_after_a_long_stop_begins_with_a_fresh_key_and_no_stale_one(state: Path) -> None:

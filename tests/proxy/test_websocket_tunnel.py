@@ -207,6 +207,16 @@ async def test_ping_waits_for_the_end_of_a_frame_that_is_under_way() -> None:
     joined.leave()
 
 
+async def test_ping_that_waits_is_dropped_behind_the_close_it_would_follow() -> None:
+    joined = Joined(WebSocket(ping_interval_s=0.03, pong_timeout_s=30.0))
+    long = text(b"x" * 100)
+    joined.edge_says(long[:50])
+    await until(lambda: len(pings(joined.edge)) > 1)
+    joined.edge_says(long[50:] + close_frame(1000, ""))
+    assert [seen.op for seen in frames(joined.client.body)] == [Op.TEXT, Op.CLOSE]
+    joined.leave()
+
+
 async def test_leg_that_never_comes_to_a_boundary_is_judged_by_silence_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket_tunnel, "CLOSE_WAIT_S", 0.05)
     joined = Joined(QUICK)
