@@ -21,6 +21,7 @@ from proxy.waterfall import PARTS, RequestRecord
 RING = 1000
 """Requests kept for `headrace requests`."""
 MAX_SERIES = 4096
+SUMS = ("retries", "bytes_in", "bytes_out", "reused", "resumed")
 PENDING = 4096
 """Log lines waiting for the next flush; more than these in one interval are counted, not written."""
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -64,7 +65,7 @@ class Telemetry:
         self._requests: dict[tuple[str, str, str, int], int] = {}
         self._first_byte: dict[str, Histogram] = {}
         self._wall: dict[str, Histogram] = {}
-        self._sums: dict[tuple[str, str], int] = {}
+        self._sums: dict[str, dict[str, int]] = {}
         self._pending: list[RequestRecord] = []
         self.unlogged = 0
         self.log_requests = True
@@ -77,8 +78,8 @@ class Telemetry:
         pool = record.pool or "none"
         self._count(pool, record)
         self._histogram(self._wall, pool).add(record.wall_s)
-        if record.status and "first_byte" in record.parts:
-            self._histogram(self._first_byte, pool).add(record.wall_s - record.parts.get("answer", 0.0))
+        if (first_byte_s := record.first_byte_s) is not None:
+            self._histogram(self._first_byte, pool).add(first_byte_s)
         if not self.log_requests:
             return
         if not self._pending:
@@ -93,15 +94,14 @@ class Telemetry:
         if key not in self._requests and len(self._requests) >= MAX_SERIES:
             key = ("other", "other", record.outcome, record.status // 100)
         self._requests[key] = self._requests.get(key, 0) + 1
-        for name, amount in (
-            ("retries", record.retries),
-            ("bytes_in", record.bytes_in),
-            ("bytes_out", record.bytes_out),
-            ("reused", int(record.reused)),
-            ("resumed", int(record.resumed)),
-        ):
-            if amount:
-                self._sums[name, pool] = self._sums.get((name, pool), 0) + amount
+        sums = self._sums.get(pool)
+        if sums is None:
+            sums = self._sums.setdefault(pool if len(self._sums) < MAX_SERIES else "other", dict.fromkeys(SUMS, 0))
+        sums["bytes_in"] += record.bytes_in
+        sums["bytes_out"] += record.bytes_out
+        sums["reused"] += record.reused
+        sums["resumed"] += record.resumed
+        sums["retries"] += record.retries
 
     @staticmethod
     def _histogram(histograms: dict[str, Histogram], pool: str) -> Histogram:
@@ -140,11 +140,11 @@ class Telemetry:
                 yield from histogram.lines(f"headrace_{name}_seconds", (("pool", pool),))
 
     def _sum_lines(self) -> Iterator[str]:
-        for name in ("retries", "bytes_in", "bytes_out", "reused", "resumed"):
+        for name in SUMS:
             yield f"# TYPE headrace_{name}_total counter"
-            for (summed, pool), amount in self._sums.items():
-                if summed == name:
-                    yield f"headrace_{name}_total{label_text((('pool', pool),))} {amount}"
+            for pool, sums in self._sums.items():
+                if sums[name]:
+                    yield f"headrace_{name}_total{label_text((('pool', pool),))} {sums[name]}"
 
 
 def gauges(name: str, kind: str, values: Iterable[tuple[Labels, float]]) -> Iterator[str]:

@@ -16,43 +16,6 @@ from dataclasses import dataclass, field
 PARTS = ("queue", "resolve", "connect", "tls", "upload", "wait", "first_byte", "answer")
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """One finished exchange, for `headrace requests`, the log and the metrics. Holds no query, header or body.
-
-    `outcome`: ok, client cancelled, edge lost, edge broke the protocol, timed out, refused, our error.
-    `parts`: seconds by name of PARTS; they sum to `wall_s`. `started_at`: seconds since the epoch.
-    """
-
-    id: str
-    started_at: float
-    method: str
-    host: str
-    path: str
-    pool: str
-    edge: str = ""
-    client_version: str = ""
-    edge_version: str = ""
-    status: int = 0
-    outcome: str = "ok"
-    detail: str = ""
-    wall_s: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
-    bytes_in: int = 0
-    bytes_out: int = 0
-    attempts: int = 0
-    reused: bool = False
-    resumed: bool = False
-    events: int = 0
-    incomplete: bool = False
-    error_in_band: bool = False
-    usage: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def retries(self) -> int:
-        return max(0, self.attempts - 1)
-
-
 class Waterfall:
     """The marks of one exchange; every time is a caller's `now` in seconds."""
 
@@ -78,14 +41,15 @@ class Waterfall:
         end = self.ended if self.ended >= 0 else now
         head = self.head if self.head >= 0 else end
         opened = self.opened if self.opened >= 0 else head
-        sent = min(self.sent if self.sent >= 0 else head, head)
+        sent = self.sent if 0 <= self.sent <= head else head
         first = self.first if self.first >= 0 else end
         # A dial that was shared began before this exchange did: it can claim no more than there was.
-        tls = min(self.tls_s, opened - self.start)
-        connect = min(self.connect_s, opened - self.start - tls)
-        resolve = min(self.resolve_s, opened - self.start - tls - connect)
+        left = opened - self.start
+        tls = min(self.tls_s, left)
+        connect = min(self.connect_s, left - tls)
+        resolve = min(self.resolve_s, left - tls - connect)
         whole = (
-            ("queue", opened - self.start - resolve - connect - tls),
+            ("queue", left - resolve - connect - tls),
             ("resolve", resolve),
             ("connect", connect),
             ("tls", tls),
@@ -96,7 +60,68 @@ class Waterfall:
         )
         return {name: seconds for name, seconds in whole if seconds > 0}
 
-    def server_timing(self, now: float, description: str) -> bytes:
-        """The value of a Server-Timing field (W3C), milliseconds; at most some 200 bytes."""
-        parts = ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in self.parts(now).items())
-        return f'headrace;desc="{description}"{", " if parts else ""}{parts}'.encode("latin-1")
+    def server_timing(self, description: str) -> bytes:
+        """The value of a Server-Timing field (W3C) for an answer whose head is there, in milliseconds; some 120 bytes."""
+        opened, sent = self.opened, self.sent
+        if not opened <= sent <= self.head:
+            sent = self.head
+        queue = opened - self.start - self.resolve_s - self.connect_s - self.tls_s
+        dial = ""
+        if self.connect_s or self.tls_s:
+            dial = f"resolve;dur={self.resolve_s * 1e3:.1f}, connect;dur={self.connect_s * 1e3:.1f}, "
+            dial += f"tls;dur={self.tls_s * 1e3:.1f}, "
+        return (
+            f'headrace;desc="{description}", queue;dur={max(queue, 0.0) * 1e3:.1f}, {dial}'
+            f"upload;dur={(sent - opened) * 1e3:.1f}, wait;dur={(self.head - sent) * 1e3:.1f}"
+        ).encode("latin-1")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One finished exchange, for `headrace requests`, the log and the metrics. Holds no query, header or body.
+
+    `outcome`: ok, client cancelled, edge lost, edge broke the protocol, timed out, refused, our error.
+    `fall`: the marks; what people read of them is worked out when they ask. `started_at`: seconds since the epoch.
+    """
+
+    id: str
+    started_at: float
+    method: str
+    host: str
+    path: str
+    pool: str
+    edge: str = ""
+    client_version: str = ""
+    edge_version: str = ""
+    status: int = 0
+    outcome: str = "ok"
+    detail: str = ""
+    fall: Waterfall = field(default_factory=lambda: Waterfall(0.0))
+    bytes_in: int = 0
+    bytes_out: int = 0
+    attempts: int = 0
+    reused: bool = False
+    resumed: bool = False
+    events: int = 0
+    incomplete: bool = False
+    error_in_band: bool = False
+    usage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def retries(self) -> int:
+        return max(0, self.attempts - 1)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the head to the end."""
+        return self.fall.ended - self.fall.start
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """Seconds from the head to the first byte of the answer's body; None when there was none."""
+        return self.fall.first - self.fall.start if self.fall.first >= 0 else None
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by name of PARTS; they sum to `wall_s`."""
+        return self.fall.parts(self.fall.ended)

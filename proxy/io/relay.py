@@ -524,11 +524,11 @@ class Exchange:
             self.observer = Observer() if head.get(b"content-encoding") is None else None
         self._step(Event.ANSWERED)
         if self._phase is Phase.ANSWERING:
-            self._client.head(self._client_head(head, now))
+            self._client.head(self._client_head(head))
 
-    def _client_head(self, head: ResponseHead, now: float) -> ResponseHead:
+    def _client_head(self, head: ResponseHead) -> ResponseHead:
         assert self._edge is not None
-        timing = self.waterfall.server_timing(now, self._describe())
+        timing = self.waterfall.server_timing(self._describe())
         loopback = is_loopback(host_of(self.head.authority))
         fields = headers.response_fields(head, server_timing=timing, loopback=loopback)
         return ResponseHead(head.status, fields, head.length, head.no_body, head.reason)
@@ -692,12 +692,12 @@ class Exchange:
         now = self.waterfall.ended = relay.clock()
         self._client.receiver = NOBODY
         self._finish_edge(self._abort, now)
-        relay.record(self._recorded(now))
+        relay.record(self._recorded())
         if self._reopening is not None:
             self._reopening.cancel()
         self._leg = self._side = self._tunnel = self._reopening = None
 
-    def _recorded(self, now: float) -> RequestRecord:
+    def _recorded(self) -> RequestRecord:
         head, marks, observer = self.head, self._marks, self.observer
         record = RequestRecord(
             id=self.id,
@@ -710,8 +710,7 @@ class Exchange:
             client_version=self.origin.version,
             edge_version=marks.version if self.waterfall.opened >= 0 else "",
             status=self._status,
-            wall_s=now - self.waterfall.start,
-            parts=self.waterfall.parts(now),
+            fall=self.waterfall,
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out,
             attempts=1 + (self._attempts.moves if self._attempts is not None else 0),
