@@ -23,6 +23,7 @@ from ipaddress import ip_address
 from config.model import Pool
 from proxy.messages import RequestHead
 
+BROWSER_FIELDS = frozenset({b"origin", b"sec-fetch-site"})
 SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
 
 
@@ -96,17 +97,16 @@ class RouteTable:
         """Where the request goes; see the module's picture."""
         if (refusal := self.judge(head)) is not None:
             return refusal
-        host = host_of(head.authority)
-        pool = self._hosts.get(host)
-        if pool is not None:
-            return Route(pool, head.target)
+        pool = self._hosts.get(host_of(head.authority))
+        return Route(pool, head.target) if pool is not None else self._under_own_name(head)
+
+    def _under_own_name(self, head: RequestHead) -> Route | Refusal:
         path = head.target.split(b"?", 1)[0]
         for prefix, name in self._prefixes:
             if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
                 return Route(name, self._strip(head.target, prefix))
-        return Refusal(
-            421, "no_such_route", f"no pool serves this path under {host[:100]}; see [[pool]] path and hosts"
-        )
+        host = host_of(head.authority)[:100]
+        return Refusal(421, "no_such_route", f"no pool serves this path under {host}; see [[pool]] path and hosts")
 
     @staticmethod
     def _strip(target: bytes, prefix: bytes) -> bytes:
@@ -121,16 +121,18 @@ class RouteTable:
         host = host_of(head.authority)
         if host not in self._hosts and not self.is_own(host):
             return Refusal(421, "host_refused", "this Host is not served here; add it to a pool's hosts")
-        return self._judge_origin(head)
+        # Few requests carry any of them, so they are looked for in one pass.
+        said = [field for field in head.fields if field[0] in BROWSER_FIELDS]
+        return self._judge_origin(head, dict(said)) if said else None
 
-    def _judge_origin(self, head: RequestHead) -> Refusal | None:
-        origin = head.get(b"origin")
+    def _judge_origin(self, head: RequestHead, said: dict[bytes, bytes]) -> Refusal | None:
+        origin = said.get(b"origin")
         if origin is not None:
             text = origin.decode("latin-1").lower().rstrip("/")
             own = text == f"{head.scheme.decode()}://{head.authority.decode('latin-1').lower()}"
             return None if own or text in self._allowed_origins else FOREIGN_ORIGIN
         # A browser leaves Origin out of some requests but not Sec-Fetch-Site; nobody else sends it.
-        site = head.get(b"sec-fetch-site")
+        site = said.get(b"sec-fetch-site")
         if site in (b"cross-site", b"same-site") and head.method not in SAFE:
             return FOREIGN_ORIGIN
         return None

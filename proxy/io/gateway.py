@@ -4,8 +4,9 @@ Theory: the rims know bytes, the relay knows legs; this file knows what headrace
 of trust: what must be refused first, what is ours next, pools last.
 
       CONNECT on the http listener ---------> forward proxy (allow list)
-      loop, replay in 0-RTT, foreign Host, foreign Origin ---------> refused
+      foreign Host, foreign Origin ---------> refused
       DNS over HTTPS path, /proxy.pac under our own names ---------> answered here
+      replay in 0-RTT, body over the limit, loop ---------> refused
       a pool's host or path prefix ---------> relay
 
 Owner: the daemon. `apply` swaps the configuration between two requests; exchanges in progress keep what they began with.
@@ -23,7 +24,7 @@ from proxy.io.local import LocalAnswer, say
 from proxy.io.relay import Relay
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.messages import Leg, RequestHead, ResponseHead
-from proxy.routing import SAFE, Refusal, RouteTable, host_of
+from proxy.routing import SAFE, Refusal, Route, RouteTable, host_of
 from proxy.waterfall import RequestRecord
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Gateway:
         self._edges = edges
         self._doh = doh
         self._doh_path = b""
+        self._own_paths: tuple[bytes, ...] = ()
         self._table = RouteTable([])
         self._forward = ForwardProxy(resolver, self.relay)
         self._connections: set[InboundConnection] = set()
@@ -77,6 +79,7 @@ class Gateway:
         )
         self._max_connections = proxy.max_connections
         self._doh_path = whole.resolver.doh_path.encode()
+        self._own_paths = (self._doh_path, b"/proxy.pac")
         self._table = RouteTable(whole.pools, own_names=own_names, allowed_origins=proxy.allowed_origins)
         self._forward.apply(proxy.forward, [str(listen) for listen in proxy.listen if listen.scheme == "http"])
         self.relay.max_body_bytes = proxy.max_body_bytes
@@ -114,14 +117,20 @@ class Gateway:
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         if head.method == b"CONNECT":
             self._forward.on_connect(leg, head, origin)
-        elif (refusal := self._refusal(head, origin)) is not None:
-            self._refuse(leg, head, refusal)
-        elif not self._serve_own(leg, head, origin):
-            self._serve_pool(leg, head, origin)
+            return
+        if head.target.startswith(self._own_paths) and self._serve_own(leg, head, origin):
+            return
+        route = self._table.route(head)
+        if isinstance(route, Route):
+            refusal = self._refusal(head, origin)
+            if refusal is None:
+                self.relay.begin(leg, head, origin, self._edges.pool(route.pool), route.target)
+                return
+            route = refusal
+        self._refuse(leg, head, route)
 
     def _refusal(self, head: RequestHead, origin: Origin) -> Refusal | None:
-        if (refusal := self._table.judge(head)) is not None:
-            return refusal
+        """Why a request that has a route is not taken all the same."""
         if origin.early_data and head.method not in SAFE:
             return Refusal(425, "too_early", "this method is not accepted in 0-RTT data (RFC 8470)")
         if head.length is not None and head.length > self.limits.max_body_bytes:
@@ -136,16 +145,14 @@ class Gateway:
         return None
 
     def _serve_own(self, leg: Leg, head: RequestHead, origin: Origin) -> bool:
+        """DNS over HTTPS and the PAC file, under our own names and behind the same guard as everything else."""
         path = head.target.split(b"?", 1)[0]
-        if (
-            path == self._doh_path
-            and origin.scheme == b"https"
-            and self._doh
-            and self._table.is_own(host_of(head.authority))
-        ):
+        if not self._table.is_own(host_of(head.authority)) or self._table.judge(head) is not None:
+            return False
+        if path == self._doh_path and origin.scheme == b"https" and self._doh:
             LocalAnswer(leg, MAX_DNS_MESSAGE, lambda body: self._answer_dns(leg, head, body))
             return True
-        if path == b"/proxy.pac" and self._table.is_own(host_of(head.authority)) and self._forward.enabled:
+        if path == b"/proxy.pac" and self._forward.enabled:
             self._forward.serve_pac(leg, head)
             return True
         return False
@@ -164,13 +171,6 @@ class Gateway:
             )
 
         self._doh.respond(head.method, head.target, head.get(b"content-type"), body, done)
-
-    def _serve_pool(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
-        route = self._table.route(head)
-        if isinstance(route, Refusal):
-            self._refuse(leg, head, route)
-            return
-        self.relay.begin(leg, head, origin, self._edges.pool(route.pool), route.target)
 
     def _refuse(self, leg: Leg, head: RequestHead, refusal: Refusal) -> None:
         dialect = errors.dialect_of(head.target)
