@@ -21,7 +21,7 @@ log = logging.getLogger("headrace.resolver")
 DRAIN = 64
 """Datagrams read for each wake-up."""
 LARGEST_QUERY = 4096
-IP_PKTINFO = 8  # Linux; the socket module of the versions we run on does not name it
+IP_PKTINFO = 8  # Linux; the socket module names it since 3.12
 ANCILLARY = socket.CMSG_SPACE(20)  # in6_pktinfo, the larger of the two
 
 Ancillary = tuple[int, int, bytes]

@@ -192,8 +192,17 @@ class Connections:
 
     def add(self, connection: StreamConnection) -> None:
         if len(self._all) >= self.most:
-            min(self._all, key=lambda c: c.idle_since).abort()
+            self.make_room()
         self._all.add(connection)
+
+    def make_room(self) -> bool:
+        """Closes the one longest idle; false when there is none."""
+        if not self._all:
+            return False
+        idle = min(self._all, key=lambda c: c.idle_since)
+        self._all.discard(idle)
+        idle.abort()
+        return True
 
     def discard(self, connection: StreamConnection) -> None:
         self._all.discard(connection)

@@ -320,6 +320,17 @@ async def test_many_idle_connections_do_not_stop_a_new_client(served: Served) ->
         await one.close()
 
 
+async def test_clients_that_never_finish_tls_do_not_stop_a_new_one(served: Served, trusting: ssl.SSLContext) -> None:
+    served.listeners.connections.most = 20
+    silent = [await Stream.to(served.tls) for _ in range(40)]
+    stream = await Stream.to(served.tls, trusting)
+    stream.send(query())
+    assert addresses(await stream.reply()) == GOOD
+    assert await silent[0].closed(), "the one that waits longest gives way"
+    for one in [*silent, stream]:
+        await one.close()
+
+
 async def test_a_client_that_goes_away_leaves_the_answer_to_others(served: Served) -> None:
     served.upstreams.held = asyncio.Event()
     first, second = await Stream.to(served.tcp), await Stream.to(served.tcp)
