@@ -36,7 +36,15 @@ class H2EdgeConnection(asyncio.Protocol):
 
     version = "h2"
 
-    def __init__(self, *, max_header_bytes: int = 64 * 1024) -> None:
+    def __init__(
+        self,
+        *,
+        max_header_bytes: int = 64 * 1024,
+        ping_after_s: float = PING_AFTER_S,
+        dead_after_s: float = DEAD_AFTER_S,
+    ) -> None:
+        self._ping_after_s = ping_after_s
+        self._dead_after_s = dead_after_s
         self.on_change: Callable[[], None] = _nobody
         self.closed = False
         limits = H2Limits(max_header_bytes=max_header_bytes, stream_window=STREAM_WINDOW)
@@ -66,7 +74,7 @@ class H2EdgeConnection(asyncio.Protocol):
         if self._timer is None:
             # Silence counts from the moment there is work: an idle connection says nothing for hours.
             self._heard_at = self._loop.time()
-            self._timer = self._loop.call_later(PING_AFTER_S, self._check_alive)
+            self._timer = self._loop.call_later(self._ping_after_s, self._check_alive)
         return self._h2.open()
 
     def close(self) -> None:
@@ -149,12 +157,13 @@ class H2EdgeConnection(asyncio.Protocol):
         if not self._h2.active or self._h2.failed is not None:
             return
         silent_s = self._loop.time() - self._heard_at
-        if silent_s >= DEAD_AFTER_S:
-            self._h2.fail(H2ConnectionError(Code.NO_ERROR, f"edge silent for {silent_s:.0f} s, a ping included"))
+        if silent_s >= self._dead_after_s:
+            self._h2.fail(H2ConnectionError(Code.NO_ERROR, f"edge silent for {silent_s:.1f} s, a ping included"))
             if self._transport is not None:
                 self._transport.abort()
             return
-        if silent_s >= PING_AFTER_S:
+        wait_s = self._ping_after_s - silent_s
+        if wait_s <= 0:
             self._h2.ping(_ALIVE_PING)
-        wait = PING_AFTER_S - silent_s if silent_s < PING_AFTER_S else DEAD_AFTER_S - silent_s
-        self._timer = self._loop.call_later(wait + 0.001, self._check_alive)
+            wait_s = self._dead_after_s - silent_s
+        self._timer = self._loop.call_later(wait_s + 0.001, self._check_alive)
