@@ -79,7 +79,7 @@ async def _run(telling: Telling, *, keep: bool) -> int:
             telling.end(ok=ok)
             if ok and keep:
                 await _keep(stage)
-    except DaemonFailed as failed:
+    except (DaemonFailed, OSError) as failed:
         telling.failed(0, "daemon", str(failed))
         telling.end(ok=False)
         return exits.PROBLEM

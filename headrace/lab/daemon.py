@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -82,8 +83,8 @@ class Daemon:
 
     async def start(self, within_s: float = READY_WITHIN_S) -> None:
         """Start it and return when it says that it is ready. Raises DaemonFailed."""
-        self._notices = DaemonNotices(self.config_file.with_suffix(".notify"))
-        environ = {**os.environ, **self._environ, "NOTIFY_SOCKET": str(self._notices.path), "NO_COLOR": "1"}
+        self._notices = DaemonNotices()
+        environ = {**os.environ, **self._environ, "NOTIFY_SOCKET": self._notices.address, "NO_COLOR": "1"}
         command = (sys.executable, "-m", "headrace", "run", "--config", str(self.config_file))
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -156,21 +157,19 @@ class Daemon:
 
 
 class DaemonNotices:
-    """The receiving end of sd_notify(3)."""
+    """The receiving end of sd_notify(3), under an abstract name: a path in a deep folder would not fit a socket address."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
+        self.address = f"@headrace-lab-{os.getpid()}-{secrets.token_hex(8)}"
         self.ready = asyncio.Event()
-        path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(str(path))
+        self._socket.bind("\0" + self.address[1:])
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._hear)
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
-        self.path.unlink(missing_ok=True)
 
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -109,6 +109,7 @@ class TcpListener:
         if self._server is None:
             return
         self._server.close()
+        self._server = None
         for connection in tuple(self.connections):
             connection.cut()
         # A reset ends a connection's task by itself. To cancel it first would end hypercorn's sender while its streams
@@ -119,13 +120,16 @@ class TcpListener:
             _, late = await asyncio.wait(tuple(self._tasks), timeout=STOP_WITHIN_S)
             for task in late:
                 task.cancel()
-        self._server = None
 
     def _new_protocol(self) -> asyncio.StreamReaderProtocol:
         loop = asyncio.get_running_loop()
         reader = WatchedReader(loop)
 
         def run(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._server is None:
+                # Its handshake was under way when the listener died.
+                writer.transport.abort()
+                return
             task = loop.create_task(self._run(reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
