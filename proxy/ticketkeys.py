@@ -111,7 +111,7 @@ class TicketKeys:
 
     def advance(self, now: float, fresh: bytes | bytearray) -> TicketKeys:
         """The ring with a fresh key in front, and without what may no longer open."""
-        return self._holding((TicketKey.made(fresh, now), *self.keys), now)
+        return self._holding(_in_order((TicketKey.made(fresh, now), *self.keys), now), now)
 
     def merge(self, now: float, theirs: Iterable[TicketKey]) -> TicketKeys:
         """This ring and another's keys: whoever has seen the same keys holds the same list, in the same order."""
@@ -119,8 +119,9 @@ class TicketKeys:
         for key in (*self.keys, *theirs):
             # The first one stays, ours: a reload must not swap a secret that OpenSSL's callback is reading.
             seen = known.setdefault(key.name, key)
-            if key.made_at < seen.made_at:
-                known[key.name] = replace(seen, made_at=key.made_at)
+            made_at = min(key.made_at, seen.made_at, now)
+            if made_at < seen.made_at:
+                known[key.name] = replace(seen, made_at=made_at)
         newest_first = sorted(known.values(), key=lambda key: (key.made_at, key.name), reverse=True)
         return self._holding(tuple(newest_first), now)
 
@@ -162,7 +163,7 @@ class TicketKeys:
         return body + hashlib.sha256(body).digest()
 
     def _holding(self, keys: tuple[TicketKey, ...], now: float) -> TicketKeys:
-        whole = replace(self, keys=_in_order(keys[: self.keep + 1], now))
+        whole = replace(self, keys=keys[: self.keep + 1])
         open_still = (key for index, key in enumerate(whole.keys) if index == 0 or now < whole._opens_until(index))
         return replace(self, keys=tuple(open_still))
 
