@@ -35,12 +35,17 @@ from proxy.h1 import (
     write_last_chunk,
     write_response,
 )
+from proxy.io.orphans import peer_is_gone
 from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin, Service
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 
 LINGER_S = 2.0
 LINGER_BYTES = 1024 * 1024
 FLUSH_S = 10.0  # how long a cut stream's last bytes may take to leave
+GONE_AFTER_S, GONE_EVERY_S = (
+    0.02,
+    1.0,
+)  # after a FIN: when to ask whether anybody is left to answer, and how often again
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -80,7 +85,7 @@ class H1ServerConnection(asyncio.Protocol):
         self._leg: H1ClientLeg | None = None
         self._reader: BodyReader | None = None
         self._request_whole = False
-        self._eof = False
+        self._eof = self._fin_sent = False
         self._reading = True
         self._draining = False
         self._served = 0
@@ -134,7 +139,7 @@ class H1ServerConnection(asyncio.Protocol):
         leg = self._leg
         if self._phase is Phase.TUNNEL and leg is not None:
             leg.receiver.on_end()
-            return True
+            return not self._fin_sent
         if self._phase is Phase.BODY and leg is not None:
             self._leg = None
             leg.receiver.on_abort(
@@ -142,7 +147,26 @@ class H1ServerConnection(asyncio.Protocol):
             )
             self._abort_transport()
             return False
+        if self._phase is Phase.ANSWER and leg is not None:
+            self._loop.call_later(GONE_AFTER_S, self._cancel_if_gone, leg)
         return self._phase is Phase.ANSWER
+
+    def _cancel_if_gone(self, leg: H1ClientLeg) -> None:
+        """After a FIN: end an exchange that nobody waits for. Asked again while it lasts, for a client that first shut
+        down and then closed tells us nothing the second time."""
+        transport = self._transport
+        if self._leg is not leg or self._phase is not Phase.ANSWER or transport is None:
+            return
+        own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        if not isinstance(own, tuple) or not isinstance(peer, tuple):
+            return
+        gone = peer_is_gone((own[0], own[1]), (peer[0], peer[1]))
+        if gone:
+            self._leg = None
+            leg.receiver.on_abort(Abort(Party.CLIENT, Stage.BODY, Cause.CANCELLED, "connection closed"))
+            self._abort_transport()
+        elif gone is False:
+            self._loop.call_later(GONE_EVERY_S, self._cancel_if_gone, leg)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -282,16 +306,17 @@ class H1ServerConnection(asyncio.Protocol):
             self._loop.call_soon(self.data_received, early)
 
     def half_close(self) -> None:
-        """Say FIN after what was written; the other direction goes on. TLS cannot: it closes."""
+        """Say FIN after what was written; the other direction goes on. TLS has no half-close in asyncio: there the
+        connection stays whole until the peer ends it, or whoever holds the tunnel loses patience."""
         self._flush()
-        if self._transport is None or self._transport.is_closing():
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-            if self._eof:
-                self._transport.close()
-        else:
-            self._transport.close()
+        self._fin_sent = True
+        if self._eof:
+            transport.close()
+        elif transport.can_write_eof():
+            transport.write_eof()
 
     def write_soon(self, piece: bytes) -> None:
         self._out.append(piece)

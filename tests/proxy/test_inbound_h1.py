@@ -316,3 +316,19 @@ async def test_a_refused_connection_is_closed() -> None:
     async with served(service) as client:
         client.send(GET)
         assert await client.rest() == b""
+
+
+async def test_a_tunnel_that_ended_on_both_sides_leaves_no_connection() -> None:
+    service = ByHand()
+    async with served(service) as client:
+        client.send(b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        exchange = await service.arrived()
+        exchange.leg.head(ResponseHead(101, [(b"upgrade", b"websocket")]))
+        await client.head()
+        exchange.leg.end()
+        assert await client.rest() == b""
+        client.writer.write_eof()
+        await exchange.until("end")
+        async with asyncio.timeout(3):
+            while service.connections:
+                await asyncio.sleep(0.01)
