@@ -124,9 +124,9 @@ class H1EdgeConnection(asyncio.Protocol):
     def half_close(self) -> None:
         """FIN after what was written. TLS has none: there the connection stays whole until the edge ends it."""
         self._flush()
-        if self._transport is not None and not self._transport.is_closing():
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and transport.can_write_eof():
+            transport.write_eof()
 
     def release(self, leg: H1EdgeLeg, *, reusable: bool) -> None:
         """The exchange of `leg` is over."""
