@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from config.model import Listen
-from resolver.io.datagrams import EveryAddressUdpListener, UdpListener
+from resolver.io.datagrams import UdpListener, listener_for
 from resolver.io.service import ResolverService
 from resolver.io.streams import IDLE_S, Connections, StreamConnection
 
@@ -151,8 +151,7 @@ async def listen_dns(
 
 def _open_udp(opened: DnsListeners, listen: Listen, service: ResolverService) -> None:
     sock = _bind(listen, socket.SOCK_DGRAM)
-    everywhere = listen.host in ("0.0.0.0", "::")  # noqa: S104 - the user's choice, asked for by name
-    opened.datagrams.append((EveryAddressUdpListener if everywhere else UdpListener)(listen, sock, service))
+    opened.datagrams.append(listener_for(listen)(listen, sock, service))
     opened.addresses.append(_actual(listen, sock))
 
 
