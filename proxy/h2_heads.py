@@ -15,6 +15,7 @@ test beside it.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from proxy.h2_errors import Code, H2StreamError
 from proxy.hpack import NEVER
@@ -34,6 +35,7 @@ _PLAIN, _LENGTH_FIELD, _COOKIE, _EXPECT, _HOST = range(5)
 _KINDS = {b"content-length": _LENGTH_FIELD, b"cookie": _COOKIE, b"expect": _EXPECT, b"host": _HOST}
 _MEMO_LIMIT = 4096
 _MEMO_VALUE_BYTES = 128
+_MEMO_LINE_BYTES = 512
 
 _verdicts: dict[tuple[bytes, bytes], int] = {}
 _out_names: dict[bytes, bytes] = {}
@@ -61,16 +63,21 @@ def _verdict(field: tuple[bytes, bytes]) -> int:
     return kind
 
 
-def _pseudo_fields(fields: Fields, known: frozenset[bytes]) -> tuple[dict[bytes, bytes], int]:
-    """(the pseudo-fields, how many there are). Each at most once, all known (RFC 9113 8.3)."""
+def _count_pseudo(fields: Fields) -> int:
+    for at, field in enumerate(fields):
+        if field[0][:1] != b":":
+            return at
+    return len(fields)
+
+
+def _pseudo_fields(fields: Fields, known: frozenset[bytes]) -> dict[bytes, bytes]:
+    """Each at most once, all known (RFC 9113 8.3)."""
     found: dict[bytes, bytes] = {}
     for name, value in fields:
-        if name[:1] != b":":
-            break
         if name not in known or name in found:
             raise malformed("pseudo-field repeated" if name in found else "unknown pseudo-field")
         found[name] = value
-    return found, len(found)
+    return found
 
 
 class _Rest:
@@ -79,7 +86,7 @@ class _Rest:
     __slots__ = ("expect", "fields", "hosts", "length")
 
     def __init__(self, fields: Fields, at: int) -> None:
-        self.fields: Fields = fields[at:] if at else fields
+        self.fields: Fields = fields[at:]  # a copy: the decoder may know the list again
         self.length: int | None = None
         self.expect = False
         self.hosts: list[bytes] = []
@@ -119,38 +126,75 @@ def _joined_cookies(fields: Fields) -> Fields:
 _REQUEST_PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path", b":protocol"})
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a request's pseudo-fields say; `authority` None when only Host can say it."""
+
+    method: bytes
+    target: bytes
+    scheme: bytes
+    authority: bytes | None
+    protocol: bytes = b""
+
+    @property
+    def is_tunnel(self) -> bool:
+        return self.protocol != b"" or self.method == b"CONNECT"
+
+
+_lines: dict[tuple[tuple[bytes, bytes], ...], _Line] = {}
+
+
 def read_request(fields: Fields, *, ended: bool) -> RequestHead:
     """A request's head; `ended`: END_STREAM came with it. Raises H2StreamError.
 
     Of a tunnel (CONNECT, websocket) the length is 0: its bytes are no body.
     """
-    pseudo, count = _pseudo_fields(fields, _REQUEST_PSEUDO)
+    count = _count_pseudo(fields)
+    key = tuple(fields[:count])
+    line = _lines.get(key)
+    if line is None:
+        line = _read_line(_pseudo_fields(fields[:count], _REQUEST_PSEUDO))
+        # A query may hold a key, and seldom repeats.
+        if b"?" not in line.target and sum(len(value) for _, value in key) <= _MEMO_LINE_BYTES:
+            if len(_lines) >= _MEMO_LIMIT:
+                _lines.clear()
+            _lines[key] = line
     rest = _Rest(fields, count)
-    method = pseudo.get(b":method", b"")
+    authority = line.authority
+    if rest.hosts or authority is None:
+        authority = _authority(authority, rest.hosts)
+    if line.is_tunnel:
+        return RequestHead(line.method, line.target, line.scheme, authority, rest.fields, 0, line.protocol)
+    length = _body_length(rest.length, ended)
+    return RequestHead(line.method, line.target, line.scheme, authority, rest.fields, length, b"", rest.expect)
+
+
+def _read_line(pseudo: dict[bytes, bytes]) -> _Line:
+    method, authority = pseudo.get(b":method", b""), pseudo.get(b":authority")
     if _TOKEN.fullmatch(method) is None:
         raise malformed(":method is missing or no token")
-    authority = _authority(pseudo.get(b":authority"), rest.hosts)
+    if authority is not None and _BAD_AUTHORITY.search(authority) is not None:
+        raise malformed("authority with userinfo or a forbidden byte")
     if method == b"CONNECT":
-        return _read_connect(pseudo, rest, authority)
+        return _read_connect(pseudo, authority)
     if b":protocol" in pseudo:
         raise malformed(":protocol without CONNECT (RFC 8441 4)")
     scheme, target = _scheme_and_path(pseudo, method)
-    length = _body_length(rest.length, ended)
-    return RequestHead(method, target, scheme, authority, rest.fields, length, b"", rest.expect)
+    return _Line(method, target, scheme, authority)
 
 
-def _read_connect(pseudo: dict[bytes, bytes], rest: _Rest, authority: bytes) -> RequestHead:
+def _read_connect(pseudo: dict[bytes, bytes], authority: bytes | None) -> _Line:
     protocol = pseudo.get(b":protocol")
-    if protocol is None:
-        if b":scheme" in pseudo or b":path" in pseudo or not authority:
-            raise malformed("CONNECT with :scheme or :path, or without :authority (RFC 9113 8.5)")
-        return RequestHead(b"CONNECT", authority, b"", authority, rest.fields)
-    scheme, target = _scheme_and_path(pseudo, b"GET")
     if not authority:
-        raise malformed("extended CONNECT without :authority (RFC 8441 4)")
+        raise malformed("CONNECT without :authority (RFC 9113 8.5)")
+    if protocol is None:
+        if b":scheme" in pseudo or b":path" in pseudo:
+            raise malformed("CONNECT with :scheme or :path (RFC 9113 8.5)")
+        return _Line(b"CONNECT", authority, b"", authority)
+    scheme, target = _scheme_and_path(pseudo, b"GET")
     if protocol != b"websocket":
         raise UnknownProtocolError
-    return RequestHead(b"GET", target, scheme, authority, rest.fields, 0, b"websocket")
+    return _Line(b"GET", target, scheme, authority, protocol)
 
 
 class UnknownProtocolError(Exception):
@@ -185,9 +229,13 @@ def _body_length(announced: int | None, ended: bool) -> int | None:
     return 0
 
 
+_RESPONSE_PSEUDO = frozenset({b":status"})
+
+
 def read_response(fields: Fields, *, method: bytes, ended: bool, tunnel: bool) -> ResponseHead:
     """An interim or final response's head. `tunnel`: it answers an extended CONNECT. Raises H2StreamError."""
-    pseudo, count = _pseudo_fields(fields, frozenset({b":status"}))
+    count = _count_pseudo(fields)
+    pseudo = _pseudo_fields(fields[:count], _RESPONSE_PSEUDO)
     status_text = pseudo.get(b":status", b"")
     if _STATUS.fullmatch(status_text) is None:
         raise malformed(":status is missing or malformed")

@@ -38,6 +38,7 @@ CONNECTION_HIGH = 8 * 1024 * 1024
 LARGEST_FRAME = 64 * 1024
 """We never send larger ones, whatever the peer allows: a frame is what other streams wait for."""
 PUMP_BYTES = 256 * 1024
+_ENDED = [bytes((flags | END_STREAM,)) for flags in range(256)]
 
 
 class Turns:
@@ -187,7 +188,7 @@ class Sender:
             return
         header = self.out[stream.mark] if stream.mark_turn == self.turn else b""
         if header and (header[3] == DATA or (header[4] & END_HEADERS and header[3] == HEADERS)):
-            self.out[stream.mark] = b"%b%c%b" % (bytes(header[:4]), header[4] | END_STREAM, bytes(header[5:]))
+            self.out[stream.mark] = bytes(header[:4]) + _ENDED[header[4]] + bytes(header[5:])
         else:
             self._frame(DATA, END_STREAM, stream.id, b"")
         stream.send_open = False

@@ -17,6 +17,7 @@ ends differ from then on; 2. a new secret name goes into NEVER first; 3. every m
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from proxy.hpack_tables import STATIC, Field, HuffmanError, huffman_decode, huffman_encode
 
@@ -46,6 +47,9 @@ STABLE = frozenset({
 _SIGHT_LIMIT = 128  # fields remembered as seen once, and memoised literals, of one encoder
 _MEMO_LIMIT = 2048  # Huffman strings remembered by the process
 _MEMO_BYTES = 24  # longer strings may be secrets and rarely repeat without an index
+_SHORT_VALUE = 16
+_KNOWN_LIMIT = 64  # whole blocks, and long strings, remembered by one decoder
+_KNOWN_BYTES = 512
 _MAX_ENTRY_SHARE = 4  # one entry may take a quarter of the table
 
 
@@ -79,29 +83,16 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 _memo: dict[bytes, bytes] = {}
 
 
-def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    coded = block[at] & 0x80
-    length, at = _integer(block, at, 0x7F)
-    end = at + length
-    if end > len(block):
-        raise CompressionError(f"string of {length} bytes where {len(block) - at} are left")
-    raw = block[at:end]
-    if not coded:
-        return raw, end
-    text = _memo.get(raw)
-    if text is None:
-        text = huffman_decode(raw)
-        if length <= _MEMO_BYTES:
-            if len(_memo) >= _MEMO_LIMIT:
-                _memo.clear()
-            _memo[raw] = text
-    return text, end
+def _make_room(memo: dict[Any, Any], limit: int) -> None:
+    # Emptied whole: what is in use comes back at once, and no order needs to be kept.
+    if len(memo) >= limit:
+        memo.clear()
 
 
 class Decoder:
     """The receiving table of one connection. `table_bytes` is what our SETTINGS allow the peer, never changed later."""
 
-    __slots__ = ("_bytes", "_entries", "_limit", "_max_list", "_table_bytes")
+    __slots__ = ("_bytes", "_changes", "_entries", "_known", "_limit", "_max_list", "_strings", "_table_bytes")
 
     def __init__(self, max_list_bytes: int, table_bytes: int = DEFAULT_TABLE_BYTES) -> None:
         self._entries: list[Field] = []  # newest last: index 62 is _entries[-1]
@@ -109,15 +100,31 @@ class Decoder:
         self._limit = table_bytes  # what the peer chose
         self._table_bytes = table_bytes  # what we allow
         self._max_list = max_list_bytes
+        self._changes = 0  # of the table
+        self._known: dict[bytes, list[Field]] = {}  # blocks that mean this as long as the table stands
+        self._strings: dict[bytes, bytes] = {}  # long ones, secrets among them: they go with the connection
 
     def decode(self, block: bytes) -> list[Field]:
-        """The fields in order. Raises CompressionError; ListTooLargeError after the whole block went into the table."""
+        """The fields in order, not to be changed by the caller.
+
+        Raises CompressionError, or ListTooLargeError after the whole block went into the table.
+        """
+        known = self._known.get(block)
+        if known is not None:
+            return known
+        changes = self._changes
         try:
-            return self._decode(block)
+            fields = self._decode(block)
         except IndexError:
             raise CompressionError("block ends inside a field, or names an index outside the table") from None
         except HuffmanError as exc:
             raise CompressionError(str(exc)) from None
+        if changes != self._changes:
+            self._known.clear()
+        elif len(block) <= _KNOWN_BYTES:
+            _make_room(self._known, _KNOWN_LIMIT)
+            self._known[block] = fields
+        return fields
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
@@ -155,21 +162,42 @@ class Decoder:
         if index:
             name = self._entry(index)[0]
         else:
-            name, at = _string(block, at)
-        value, at = _string(block, at)
+            name, at = self._string(block, at)
+        value, at = self._string(block, at)
         field = (name, value)
         if inserted:
+            self._changes += 1
             self._entries.append(field)
             self._bytes += len(name) + len(value) + ENTRY_OVERHEAD
             if self._bytes > self._limit:
                 self._evict()
         return field, at
 
+    def _string(self, block: bytes, at: int) -> tuple[bytes, int]:
+        huffman = block[at] & 0x80
+        length, at = _integer(block, at, 0x7F)
+        end = at + length
+        if end > len(block):
+            raise CompressionError(f"string of {length} bytes where {len(block) - at} are left")
+        raw = block[at:end]
+        if not huffman:
+            return raw, end
+        # Short strings are shared by all connections, since they are names and numbers.
+        memo, limit = (_memo, _MEMO_LIMIT) if length <= _MEMO_BYTES else (self._strings, _KNOWN_LIMIT)
+        text = memo.get(raw)
+        if text is None:
+            text = huffman_decode(raw)
+            if length <= _KNOWN_BYTES:
+                _make_room(memo, limit)
+                memo[raw] = text
+        return text, end
+
     def _resize(self, block: bytes, at: int) -> int:
         limit, at = _integer(block, at, 0x1F)
         if limit > self._table_bytes:
             raise CompressionError(f"table of {limit} bytes where {self._table_bytes} are allowed")
         self._limit = limit
+        self._changes += 1
         self._evict()
         return at
 
@@ -201,6 +229,20 @@ def _coded(text: bytes) -> bytes:
     if len(packed) < len(text):
         return _prefixed(len(packed), 0x7F, 0x80) + packed
     return _prefixed(len(text), 0x7F, 0) + text
+
+
+_plain_names: dict[tuple[bytes, int], bytes] = {}
+
+
+def _plain_name(name: bytes, pattern: int) -> bytes:
+    """The start of a literal that is not indexed, name included (RFC 7541 6.2.2, 6.2.3)."""
+    start = _plain_names.get((name, pattern))
+    if start is None:
+        index = _STATIC_NAMES.get(name, 0)
+        start = _prefixed(index, 0x0F, pattern) + (b"" if index else _coded(name))
+        _make_room(_plain_names, _MEMO_LIMIT)
+        _plain_names[(name, pattern)] = start
+    return start
 
 
 _STATIC_FIELDS: dict[Field, bytes] = {field: bytes((0x81 + at,)) for at, field in enumerate(STATIC) if field[1]}
@@ -260,39 +302,37 @@ class Encoder:
     def _literal(self, field: Field) -> bytes:
         name, value = field
         if name in NEVER:
-            return self._remember(field, self._plain(field, 0x10))
-        if not self._worth_an_entry(field):
-            return self._plain(field, 0)
+            return self._remember(field, _plain_name(name, 0x10) + _coded(value))
+        if self._is_passing(name, value):
+            # Huffman would save a third of some bytes that never come again, for 2 us each.
+            coded = _coded(value) if len(value) > _SHORT_VALUE else _prefixed(len(value), 0x7F, 0) + value
+            return self._remember(field, _plain_name(name, 0) + coded)
+        if name not in STABLE and self._is_first_sight(field):
+            return _plain_name(name, 0) + _coded(value)
         index = _STATIC_NAMES.get(name, 0)
-        piece = _prefixed(index, 0x3F, 0x40) + (b"" if index else _coded(name)) + _coded(value)
         self._insert(field)
-        return piece
+        return _prefixed(index, 0x3F, 0x40) + (b"" if index else _coded(name)) + _coded(value)
 
-    def _plain(self, field: Field, pattern: int) -> bytes:
-        index = _STATIC_NAMES.get(field[0], 0)
-        return _prefixed(index, 0x0F, pattern) + (b"" if index else _coded(field[0])) + _coded(field[1])
-
-    def _remember(self, field: Field, piece: bytes) -> bytes:
-        # An SDK sends one key all day. The literal names static entries only, so it stays right as the table moves.
-        if len(self._literals) >= _SIGHT_LIMIT:
-            self._literals.clear()
-        self._literals[field] = piece
-        return piece
-
-    def _worth_an_entry(self, field: Field) -> bool:
-        name, value = field
-        if name in VOLATILE or (len(name) + len(value) + ENTRY_OVERHEAD) * _MAX_ENTRY_SHARE > self._limit:
-            return False
+    def _is_passing(self, name: bytes, value: bytes) -> bool:
+        """Never worth an entry: it will not come again, or would take too much of the table."""
+        too_large = (len(name) + len(value) + ENTRY_OVERHEAD) * _MAX_ENTRY_SHARE > self._limit
         # A query may carry a key (`?key=`) and seldom repeats.
-        if name in STABLE:
-            return name != b":path" or b"?" not in value
+        return name in VOLATILE or too_large or (name == b":path" and b"?" in value)
+
+    def _is_first_sight(self, field: Field) -> bool:
         if field in self._seen_once:
             del self._seen_once[field]
-            return True
-        if len(self._seen_once) >= _SIGHT_LIMIT:
-            self._seen_once.clear()
+            return False
+        _make_room(self._seen_once, _SIGHT_LIMIT)
         self._seen_once[field] = None
-        return False
+        return True
+
+    def _remember(self, field: Field, piece: bytes) -> bytes:
+        # An SDK sends one key all day, a server one date a second. The literal names static entries only, so it stays
+        # right as the table moves.
+        _make_room(self._literals, _SIGHT_LIMIT)
+        self._literals[field] = piece
+        return piece
 
     def _insert(self, field: Field) -> None:
         self._at[field] = self._count

@@ -165,3 +165,27 @@ def test_a_warm_head_is_one_byte_a_field() -> None:
     encoder = Encoder()
     encoder.encode(fields)
     assert len(encoder.encode(fields)) == len(fields)
+
+
+def test_a_block_that_was_seen_means_what_the_table_says_now() -> None:
+    decoder = Decoder(1 << 16)
+    decoder.decode(b"\x40\x01a\x01b")
+    assert decoder.decode(b"\xbe") == decoder.decode(b"\xbe") == [(b"a", b"b")]
+    decoder.decode(b"\x40\x01c\x01d")
+    assert decoder.decode(b"\xbe") == [(b"c", b"d")]
+    decoder.decode(b"\x20\x3f\xe1\x1f")  # emptied, and 4096 bytes again
+    with pytest.raises(CompressionError):
+        decoder.decode(b"\xbe")
+
+
+def test_what_a_coder_remembers_is_bounded() -> None:
+    encoder, decoder = Encoder(), Decoder(1 << 16)
+    for number in range(2000):
+        fields = [
+            (b"authorization", b"%d" % number),
+            (b"date", b"%d" % number),
+            (b"x-%d" % number, b"%d" % number * 20),
+        ]
+        assert decoder.decode(encoder.encode(fields)) == fields
+    remembered = [encoder._literals, encoder._seen_once, decoder._known, decoder._strings]
+    assert max(len(memo) for memo in remembered) <= 128
