@@ -20,10 +20,10 @@ from config.model import Edge, Pool
 from proxy.health import EdgeHealth, Outcome, State, Transition, retry_after_s
 from proxy.io.dial import Resolves, Rims
 from proxy.io.outbound import EdgeConnections
-from proxy.io.probes import Prober, ProbeResult
+from proxy.io.probes import Prober, ProbeResult, edge_fields
 from proxy.io.rims import DialMarks
 from proxy.limiter import Limiter
-from proxy.messages import Abort, Fields, ResponseHead
+from proxy.messages import Abort, ResponseHead
 from proxy.reach import Reach
 from proxy.weights import Standing
 
@@ -74,7 +74,7 @@ class EdgeState:
         now = clock()
         self.id = edge.id
         self.config = edge
-        self.header_fields = _fields_of(edge)
+        self.header_fields = edge_fields(edge)
         self.connections = EdgeConnections(
             edge,
             resolver=resolver,
@@ -196,7 +196,7 @@ class EdgeState:
     def reconfigure(self, edge: Edge, pool: Pool, now: float) -> None:
         """Take over what may change without losing connections or measures."""
         self.config = edge
-        self.header_fields = _fields_of(edge)
+        self.header_fields = edge_fields(edge)
         self.prober.edge = edge
         self.connections.connect_s = pool.timeouts.connect_s
         self.health.fall, self.health.rise = pool.probe.fall, pool.probe.rise
@@ -239,10 +239,6 @@ class EdgeState:
             dials=self.dials,
             probes=self.probes,
         )
-
-
-def _fields_of(edge: Edge) -> Fields:
-    return [(name.encode(), secret.reveal().encode()) for name, secret in edge.headers.items()]
 
 
 def _ms(seconds: float | None) -> float | None:

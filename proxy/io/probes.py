@@ -19,7 +19,7 @@ from config.model import Edge, Probe
 from proxy.io.dial import Dialled, Dialler, QuicDialler, Resolves, Rims
 from proxy.io.eyeballs import DialError
 from proxy.io.rims import EdgeConnection
-from proxy.messages import Abort, NullReceiver, RequestHead, ResponseHead
+from proxy.messages import Abort, Fields, NullReceiver, RequestHead, ResponseHead
 from proxy.reach import Reach
 
 FIRST_WITHIN_S = 1.0  # the first probe: soon, but not all edges in one instant
@@ -130,13 +130,12 @@ class Prober:
 
     def _request(self, probe: Probe) -> RequestHead:
         edge = self.edge
-        fields = [(name.encode(), secret.reveal().encode()) for name, secret in edge.headers.items()]
         return RequestHead(
             probe.method.encode(),
             (edge.base_path + probe.path).encode(),
             b"https" if edge.is_tls else b"http",
             edge.authority.encode(),
-            [(b"user-agent", b"headrace-probe"), (b"accept", b"*/*"), *fields],
+            [(b"user-agent", b"headrace-probe"), (b"accept", b"*/*"), *edge_fields(edge)],
         )
 
     def _seen(self, dialled: Dialled, ok: bool, reason: str, status: int) -> ProbeResult:
@@ -150,6 +149,11 @@ class Prober:
             status=status,
             version=marks.version,
         )
+
+
+def edge_fields(edge: Edge) -> Fields:
+    """What the configuration sets on requests to this edge, named in lower case as in all our heads."""
+    return [(name.lower().encode(), secret.reveal().encode()) for name, secret in edge.headers.items()]
 
 
 async def _with_room(connection: EdgeConnection) -> EdgeConnection:

@@ -217,5 +217,12 @@ async def ask(pool: EdgeConnections, path: bytes = b"/") -> tuple[Hearing, DialM
     return hearing, marks
 
 
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for what no event tells of."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
 def seeded() -> random.Random:
     return random.Random(7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import time
@@ -18,7 +17,7 @@ from config.model import Edge, Pool, Probe, Retry, Secret
 from proxy.health import State
 from proxy.io.edges import EdgeSet, PoolState, Shed
 from proxy.messages import Abort, Cause, Party, ResponseHead, Stage
-from tests.peers.edgepeer import Names, ask, edge_peer, free_port, ok, say, wait_for_leg
+from tests.peers.edgepeer import Names, ask, edge_peer, eventually, free_port, ok, say, wait_for_leg
 
 LOST = Abort(Party.EDGE, Stage.HEAD, Cause.LOST, "connection reset")
 
@@ -70,12 +69,6 @@ def failed(pool: PoolState, edge_id: str, now: float, abort: Abort = LOST) -> No
     state = pool.edges[edge_id]
     state.begin(now)
     state.finish(abort, None, now)
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # ---------------------------------------------------------------------------------------------- choosing
@@ -275,7 +268,7 @@ async def test_a_reload_keeps_connections_health_and_measures_of_what_did_not_mo
             answered(pool, "a", 1.0, ttfb_s=0.3)
             after = replace(
                 before,
-                edges=(edge("a", peer.port, weight=7, headers={"x": Secret("y")}), edge("b")),
+                edges=(edge("a", peer.port, weight=7, headers={"X": Secret("y")}), edge("b")),
                 retry=Retry(budget=0.5),
             )
             edges.apply([after])

@@ -13,12 +13,15 @@ import pytest
 import uvloop
 
 from config.model import Edge
+from proxy.io.dial import Pace
 from proxy.io.outbound import EdgeConnections, PoolCounts, PoolLimits, clipped
 from proxy.io.rims import DialMarks
 from proxy.messages import Cause, Party, Stage
 from proxy.reach import Reach
 from tests.peers.authority import Authority
-from tests.peers.edgepeer import Names, ask, edge_peer, free_port, ok, say, silent_port, wait_for_leg
+from tests.peers.edgepeer import Names, ask, edge_peer, eventually, free_port, ok, say, silent_port, wait_for_leg
+
+LOADED_S = 0.3  # what a busy machine may add to anything timed here
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +42,6 @@ async def connections(
         yield pool
     finally:
         await pool.close()
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # ---------------------------------------------------------------------------------------------- reuse
@@ -153,7 +150,7 @@ async def test_a_servers_keep_alive_hint_shortens_the_idle_time() -> None:
         await ask(pool)
         started = time.monotonic()
         await peer.until(lambda: not peer.connections)
-        assert 0.3 < time.monotonic() - started < 0.9
+        assert 0.3 < time.monotonic() - started < 5.0
 
 
 async def test_the_number_of_idle_connections_is_bounded() -> None:
@@ -237,7 +234,7 @@ async def test_the_connect_timeout_covers_the_whole_dial() -> None:
     async with silent_port() as port, connections(plain(port), connect_s=0.3) as pool:
         started = time.monotonic()
         abort = await wait_for_leg(pool).abort()
-        assert 0.25 < time.monotonic() - started < 0.6
+        assert 0.25 < time.monotonic() - started < 2.0
         assert abort.cause is Cause.TIMED_OUT
         assert abort.detail == f"connect 127.0.0.1:{port}: no answer in 0.3 s"
 
@@ -330,21 +327,24 @@ async def test_a_black_hole_of_ipv6_costs_one_step_and_is_remembered() -> None:
         async with connections(plain(peer.port, "edge"), names, reach) as pool:
             started = time.monotonic()
             _, marks = await wait_for_leg(pool).leg()
-            first_took = time.monotonic() - started
-            assert marks.address == "127.0.0.1" and 0.2 < first_took < 0.45  # U26: 700 ms with a round trip of 270
-            assert marks.connect_s < 0.1, "the wait for IPv6 is not IPv4's handshake"
+            took = time.monotonic() - started
+            assert marks.address == "127.0.0.1"
+            assert 0.25 <= took < 0.43 + LOADED_S, "U26: with a round trip of 270 ms that is below 700 ms"
+            assert marks.connect_s < took - 0.2, "the wait for IPv6 is not IPv4's handshake"
+            assert reach.order("edge", ["::1", "127.0.0.1"], time.monotonic()) == ["127.0.0.1", "::1"]
+        async with connections(plain(peer.port, "edge"), names, reach, pace=Pace(step_s=5.0)) as pool:
             started = time.monotonic()
-            _, marks = await wait_for_leg(pool, fresh=True).leg()
-            assert marks.address == "127.0.0.1" and time.monotonic() - started < 0.15
+            await wait_for_leg(pool).leg()
+            assert time.monotonic() - started < 2.0
 
 
 async def test_a_refused_address_gives_way_to_the_next_one_at_once() -> None:
     async with edge_peer() as peer:
         names = Names(edge=["::1", "127.0.0.1"])  # nobody listens on ::1
-        async with connections(plain(peer.port, "edge"), names) as pool:
+        async with connections(plain(peer.port, "edge"), names, pace=Pace(step_s=5.0)) as pool:
             started = time.monotonic()
             _, marks = await wait_for_leg(pool).leg()
-            assert marks.address == "127.0.0.1" and time.monotonic() - started < 0.2
+            assert marks.address == "127.0.0.1" and time.monotonic() - started < 2.0
 
 
 async def test_configured_addresses_ask_no_resolver() -> None:

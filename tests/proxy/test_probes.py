@@ -61,7 +61,7 @@ async def test_a_probe_uses_up_no_session(authority: Authority) -> None:
 
 async def test_a_path_is_asked_with_the_edges_own_headers_and_base_path() -> None:
     async with edge_peer() as peer:
-        edge = plain(peer, base_path="/v1", headers={"authorization": Secret("Bearer k")})
+        edge = plain(peer, base_path="/v1", headers={"Authorization": Secret("Bearer k")})
         assert await probe(edge, HEALTHZ) == ProbeResult(
             True, rtt_s=pytest.approx(0.0, abs=0.5), status=200, version="h1"
         )
