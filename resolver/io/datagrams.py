@@ -92,16 +92,17 @@ class BatchedUdpListener(UdpListener):
         super().__init__(listen, sock, service)
 
     def _on_readable(self) -> None:
-        batch, cached = self._batch, self._service.answer_cached
-        limited = self._service.rate_limit is not None
-        for slot in range(batch.receive()):
-            wire = batch.datagram(slot)
-            reply = self._known(wire, batch.peer(slot)[0]) if limited else cached(wire, DATAGRAM_LIMIT)
-            if reply is None:
-                self._service.ask(wire, DATAGRAM_LIMIT, partial(self._answer, batch.peer(slot)))
-            elif reply:
-                batch.answer(slot, reply)
-        batch.send()
+        self._batch.serve(self._serve)
+
+    def _serve(self, wire: bytes, slot: int) -> bytes | None:
+        service = self._service
+        if service.rate_limit is None:
+            reply = service.answer_cached(wire, DATAGRAM_LIMIT)
+        else:
+            reply = self._known(wire, self._batch.peer(slot)[0])
+        if reply is None:
+            service.ask(wire, DATAGRAM_LIMIT, partial(self._answer, self._batch.peer(slot)))
+        return reply
 
 
 class EveryAddressUdpListener(UdpListener):

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 SLOTS = 64
@@ -64,7 +65,7 @@ AVAILABLE = _libc is not None
 
 
 class Batch:
-    """The slots of one socket. `receive`, then `datagram(i)` and `answer(i, reply)` for each, then `send`."""
+    """The slots of one socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -80,7 +81,6 @@ class Batch:
         self._out_words = memoryview(self._out).cast("B").cast("Q")
         self._out_iov_words = memoryview(self._out_iov).cast("B").cast("Q")
         self._names_at = ctypes.addressof(self._names)
-        self._count = 0
 
     def _headers(self, buffer: Any, size: int, name_len: int) -> tuple[Any, Any]:
         messages, iovecs = (_Message * SLOTS)(), (_Iovec * SLOTS)()
@@ -91,17 +91,31 @@ class Batch:
             header.iov, header.iov_len = ctypes.addressof(iovecs[i]), 1
         return messages, iovecs
 
-    def receive(self) -> int:
-        """How many datagrams came; 0 when none waits. The kernel leaves `name_len` as it is: a socket has one family."""
-        self._count = 0
-        return max(0, int(_libc.recvmmsg(self._sock.fileno(), self._in, SLOTS, socket.MSG_DONTWAIT, None)))
+    def serve(self, answer: Callable[[bytes, int], bytes | None]) -> int:
+        """Reads what waits, 64 at most, asks `answer(datagram, slot)` for each and writes the replies; how many came.
 
-    def datagram(self, slot: int) -> bytes:
-        start = slot * IN_BYTES
-        return bytes(self._received[start : start + self._lengths[slot * _INTS_EACH + _LEN_INT]])
+        A reply goes to the sender of its slot and has at most OUT_BYTES; none or an empty one is not sent. One loop with
+        everything in locals: two method calls for each datagram were a fifth of its cost.
+        """
+        # The kernel leaves `name_len` as it is: a socket has one family.
+        count = int(_libc.recvmmsg(self._sock.fileno(), self._in, SLOTS, socket.MSG_DONTWAIT, None))
+        received, lengths, sent = self._received, self._lengths, self._sent
+        iov_words, words, names_at = self._out_iov_words, self._out_words, self._names_at
+        replies = 0
+        for slot in range(count):  # none when it is -1: nothing waits, or an ICMP error of an earlier reply
+            start = slot * IN_BYTES
+            reply = answer(bytes(received[start : start + lengths[slot * _INTS_EACH + _LEN_INT]]), slot)
+            if reply:
+                at, size = replies * OUT_BYTES, len(reply)
+                sent[at : at + size] = reply
+                iov_words[replies * 2 + 1] = size
+                words[replies * _WORDS_EACH + _NAME_WORD] = names_at + slot * NAME_BYTES
+                replies += 1
+        self._send(replies)
+        return max(0, count)
 
     def peer(self, slot: int) -> tuple[Any, ...]:
-        """The address of a slot as the socket module wants it. Valid until the next `receive`."""
+        """The address of a slot as the socket module wants it. Valid until `serve` is called again."""
         name = self._names.raw[slot * NAME_BYTES : (slot + 1) * NAME_BYTES]
         port = int.from_bytes(name[2:4], "big")
         if self._sock.family == socket.AF_INET:
@@ -109,24 +123,14 @@ class Batch:
         flow, scope = int.from_bytes(name[4:8], "big"), int.from_bytes(name[24:28], sys.byteorder)
         return socket.inet_ntop(socket.AF_INET6, name[8:24]), port, flow, scope
 
-    def answer(self, slot: int, reply: bytes) -> None:
-        """Puts a reply of at most OUT_BYTES to the sender of a slot into the next write. At most one for each slot."""
-        at, size = self._count, len(reply)
-        self._sent[at * OUT_BYTES : at * OUT_BYTES + size] = reply
-        self._out_iov_words[at * 2 + 1] = size
-        self._out_words[at * _WORDS_EACH + _NAME_WORD] = self._names_at + slot * NAME_BYTES
-        self._count += 1
-
-    def send(self) -> int:
-        """Writes the replies; how many went. What the kernel has no room for is lost, one it refuses is passed over."""
-        done = went = 0
-        while done < self._count:
-            sent = int(_libc.sendmmsg(self._sock.fileno(), ctypes.byref(self._out[done]), self._count - done, 0))
+    def _send(self, count: int) -> None:
+        """What the kernel has no room for is lost, as datagrams are; one that it refuses is passed over."""
+        done = 0
+        while done < count:
+            sent = int(_libc.sendmmsg(self._sock.fileno(), ctypes.byref(self._out[done]), count - done, 0))
             if sent > 0:
                 done += sent
-                went += sent
             elif ctypes.get_errno() in (errno.EAGAIN, errno.ENOBUFS):
-                break
+                return
             elif ctypes.get_errno() != errno.EINTR:
                 done += 1
-        return went

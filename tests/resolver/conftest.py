@@ -16,7 +16,8 @@ LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 # uvloop's transports inherit from none of asyncio's, and its TLS is its own: the rims run on both. The cases are about
 # behaviour and take their time: they run on the loop that the daemon runs on.
-ON = {"test_upstream_set": ("asyncio", "uvloop"), "test_listen": ("asyncio", "uvloop"), "test_cases_dns": ("uvloop",)}
+BOTH = ("asyncio", "uvloop")
+ON = {"test_upstream_set": BOTH, "test_listen": BOTH, "test_datagrams": BOTH, "test_cases_dns": ("uvloop",)}
 
 
 def pytest_asyncio_loop_factories(
