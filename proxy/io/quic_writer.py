@@ -102,9 +102,12 @@ class DueConnection(QuicConnection):
             self._write_connection_limits(builder=builder, space=space)
             self._write_rest(builder, space)
             discarded = self._write_due(builder, space)
-            if not builder.packet_is_empty:
+            empty = builder.packet_is_empty
+            if not empty:
                 pacer.update_after_send(now=now)
-            elif not discarded:  # a discarded stream may give the peer a new one, which the next packet says
+            # A discarded stream may give the peer a new one, which the next packet says. With nothing due the next
+            # packet would be empty, and an empty one costs a third of a full one.
+            if not discarded and (empty or not self._due):
                 return
 
     def _write_path(self, builder: QuicPacketBuilder, path: QuicNetworkPath, now: float) -> None:

@@ -1,10 +1,26 @@
-"""What the proxy's tests share: one throw-away authority for a session."""
+"""What the proxy's tests share: one throw-away authority for a session, and both event loops where it matters."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
+
 import pytest
+import uvloop
 
 from headrace.lab.ca import ThrowAwayCa, issue
+
+# The h3 rims work on bare sockets: readers, timers and closed sockets differ between the loops.
+ON_BOTH = ("test_h3_inbound", "test_h3_outbound")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.path.stem in ON_BOTH:
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
 
 
 @pytest.fixture(scope="session")

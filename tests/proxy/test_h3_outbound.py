@@ -529,7 +529,7 @@ async def test_dead_path_is_found_while_there_is_work(ca: str, pem: str, monkeyp
         exchange = start(connection)
         await server.until(lambda s: s.asked)
         # Given an edge that hears nothing any more (a black hole, not a closed port)
-        server.transport._protocol.datagram_received = lambda *_: None  # type: ignore[attr-defined]
+        server.server.datagram_received = lambda *_: None
         abort: Abort = await exchange.heard_word("abort")
         assert abort.cause is Cause.LOST and "nothing heard" in abort.detail
         assert connection.closed
