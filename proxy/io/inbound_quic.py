@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import socket
-from collections import deque
 
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]
 from aioquic.quic.crypto import CryptoPair
@@ -35,59 +34,19 @@ from proxy.io.quic_codes import TRANSPORT_CONNECTION_REFUSED, TRANSPORT_INVALID_
 from proxy.io.quic_flow import Bounds, FlowConnection, reset_token
 from proxy.io.quic_link import Address
 from proxy.io.quic_server import H3ServerConnection
+from proxy.io.quic_socket import UdpSocket
 from proxy.io.quic_tls import ServerTickets, key_bytes, server_configuration
 from proxy.io.rims import Origin, Service
 
 logger = logging.getLogger(__name__)
 
 DRAIN = 64  # datagrams a wake-up: the loop's other sockets get their turn after about 5 ms of work
-MAX_DATAGRAM = 65_535
 SMALLEST_INITIAL = 1200  # RFC 9000 14.1
 CID_BYTES = 8
 RETRY_ABOVE = 64
 HALF_OPEN = 1024
 RESETS_PER_S = 50  # stateless resets: an answer to anybody is a tool for somebody
 SOCKET_BUFFER = 4 * 1024 * 1024  # bytes asked of the kernel; a burst that does not fit is lost and sent again
-UNSENT = 512  # datagrams kept while the socket takes none; beyond that they are lost, as on any path
-
-
-class UdpSocket:
-    """A non-blocking UDP socket that keeps what it could not send at once, up to UNSENT datagrams."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._loop = asyncio.get_running_loop()
-        self._unsent: deque[tuple[bytes, Address]] = deque(maxlen=UNSENT)
-
-    def send(self, datagram: bytes, address: Address) -> None:
-        """Send or keep. A path that the kernel knows to be broken loses it: QUIC repeats what matters."""
-        if self._unsent:
-            self._unsent.append((datagram, address))
-            return
-        try:
-            self.sock.sendto(datagram, address)
-        except BlockingIOError:
-            self._unsent.append((datagram, address))
-            self._loop.add_writer(self.sock, self._writable)
-        except OSError as exc:
-            logger.debug("quic: a datagram of %d bytes was not sent: %s", len(datagram), exc)
-
-    def _writable(self) -> None:
-        while self._unsent:
-            datagram, address = self._unsent[0]
-            try:
-                self.sock.sendto(datagram, address)
-            except BlockingIOError:
-                return
-            except OSError as exc:
-                logger.debug("quic: a datagram of %d bytes was not sent: %s", len(datagram), exc)
-            self._unsent.popleft()
-        self._loop.remove_writer(self.sock)
-
-    def close(self) -> None:
-        self._loop.remove_reader(self.sock)
-        self._loop.remove_writer(self.sock)
-        self.sock.close()
 
 
 class QuicListener:
@@ -151,10 +110,10 @@ class QuicListener:
 
     def _readable(self) -> None:
         touched: dict[H3ServerConnection, None] = {}
-        receive = self._udp.sock.recvfrom
+        receive = self._udp.receive
         for _ in range(DRAIN):
             try:
-                datagram, address = receive(MAX_DATAGRAM)
+                datagram, address = receive()
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:  # an ICMP error of an earlier datagram
@@ -329,3 +288,6 @@ async def listen_quic(
     except BaseException:
         sock.close()
         raise
+
+
+__all__ = ["QuicListener", "UdpSocket", "listen_quic"]

@@ -43,7 +43,8 @@ MAX_UNI_STREAMS = 16  # control, two for QPACK, and room for greasing (RFC 9114 
 DATAGRAM_BYTES = 1350
 """UDP payload: fits PPPoE, WireGuard (1392) and most tunnels without path MTU discovery, which aioquic has none of."""
 LOOPBACK_DATAGRAM_BYTES = 8192
-"""Once a handshake is done over loopback (MTU 65536): the cost of QUIC is per packet, see SPEED in docs."""
+"""Once a handshake is done over loopback (MTU 65536). The cost of QUIC is per packet: 32 MiB down went from 9 to 51 MB/s,
+four times the megabytes per CPU-second, beside stock aioquic with its 1200 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

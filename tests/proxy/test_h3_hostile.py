@@ -20,6 +20,7 @@ from aioquic.quic.connection import QuicConnection
 
 from proxy.io import inbound_quic
 from proxy.io.inbound_quic import QuicListener
+from proxy.io.outbound_quic import QuicSessions, dial_quic
 from proxy.io.rims import Limits
 from tests.peers.h3peers import Client, Gateway, listening, make_authority, say
 
@@ -274,6 +275,27 @@ async def test_head_that_waits_for_the_encoder_stream_is_delivered_when_it_comes
         for answer in answers:
             await answer.whole()
         assert sorted(x.head.target for x in gateway.exchanges if x.head) == [f"/{n}".encode() for n in range(6)]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_wildcard_answers_from_the_address_that_was_asked(ca: str, pem: str, host: str) -> None:
+    from config.model import Listen, Tickets
+
+    if host == "::" and not _has_ipv6():
+        pytest.skip("no IPv6 loopback here")
+    gateway = Gateway(lambda x: say(x.leg))
+    listener = await inbound_quic.listen_quic(
+        Listen("h3", host, 0), gateway, cert_file=pem, key_file=pem, tickets=Tickets()
+    )
+    try:
+        for asked in ("127.0.0.1", "127.0.0.7"):
+            connection = await dial_quic(  # its socket is connected: it hears that address alone
+                asked, listener.address[1], server_name="localhost", ca_file=ca, timeout_s=3, sessions=QuicSessions()
+            )
+            connection.abandon()
+        assert len(gateway.connections) == 2
+    finally:
+        listener.close()
 
 
 async def test_peers_without_ipv4_are_served(ca: str, pem: str) -> None:
