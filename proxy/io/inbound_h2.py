@@ -196,7 +196,7 @@ class H2ServerConnection(asyncio.Protocol):
 
     def _check_alive(self, silent_s: float) -> None:
         # A client whose machine went to sleep never says so; its streams would hold their edges until TCP gives up.
-        if silent_s >= self._idle_timeout_s + PONG_TIMEOUT_S:
+        if silent_s >= self._idle_timeout_s + min(PONG_TIMEOUT_S, self._idle_timeout_s):
             self._h2.fail(H2ConnectionError(Code.NO_ERROR, f"client silent for {silent_s:.0f} s"))
         elif silent_s >= self._idle_timeout_s:
             self._h2.ping(_ALIVE_PING)

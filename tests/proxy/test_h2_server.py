@@ -312,6 +312,17 @@ def test_a_head_over_the_limit_ends_its_upload_too() -> None:
     assert served.heard() == [Seen("RstStream", 1, Code.NO_ERROR)]
 
 
+def test_the_time_of_a_head_counts_from_its_first_byte() -> None:
+    served = Served()
+    block = headers(1, GET, whole=False)
+    for now, said in [(200.0, block[:3]), (201.0, block[3:]), (202.0, frame(wire.CONTINUATION, 0, 1, b""))]:
+        served.now = now
+        served.say(said)
+        assert served.h2.block_since == 200.0
+    served.say(frame(wire.CONTINUATION, wire.END_HEADERS, 1, b""))
+    assert served.h2.block_since is None
+
+
 def test_a_field_of_60_kib_passes() -> None:
     _, head, _ = Served().ask(1, [*GET, (b"x", b"y" * 16000)])
     assert head.get(b"x") == b"y" * 16000

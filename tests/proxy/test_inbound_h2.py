@@ -356,26 +356,60 @@ async def test_an_idle_connection_is_drained_and_a_busy_one_is_not(ca: ThrowAway
         assert (await busy.until("Data", 1)).value == b"ok"
 
 
+async def test_a_client_that_is_silent_to_a_ping_too_is_given_up(ca: ThrowAwayCa) -> None:
+    async with serving(ca, HASTY) as rim:
+        client = await rim.client()
+        client.say(headers(1, GET, end=True))
+        exchange = await rim.service.arrived()
+        await client.until("Ping")
+        await exchange.until("abort")
+        await client.closed()
+
+
 # ------------------------------------------------------------------------------------------------ back-pressure
+
+
+async def deaf(rim: Rim) -> socket.socket:
+    """A client that asked and does not read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, ("127.0.0.1", rim.port))
+    hello = wire.PREFACE + settings(initial_window_size=1 << 30) + credit(0, 1 << 30) + headers(1, GET, end=True)
+    await loop.sock_sendall(sock, hello)
+    return sock
+
+
+async def fill(exchange: Exchange) -> int:
+    """Answer until the leg is full; the bytes that took."""
+    exchange.leg.head(ResponseHead(200, []))
+    sent = 0
+    while "full" not in exchange.words:
+        exchange.leg.data(b"x" * 65536)
+        sent += 65536
+        await asyncio.sleep(0)
+        assert sent < 1 << 26
+    return sent
+
+
+async def test_a_client_that_does_not_even_read_its_goaway_is_cut(ca: ThrowAwayCa) -> None:
+    async with serving(ca) as rim:
+        sock = await deaf(rim)
+        await fill(await rim.service.arrived())
+        (connection,) = rim.service.connections
+        connection.close_now()
+        async with asyncio.timeout(4):
+            while rim.service.connections:
+                await asyncio.sleep(0.05)
+        sock.close()
 
 
 async def test_a_client_that_does_not_read_fills_its_leg_and_drains_it(ca: ThrowAwayCa) -> None:
     async with serving(ca) as rim:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, ("127.0.0.1", rim.port))
-        hello = wire.PREFACE + settings(initial_window_size=1 << 30) + credit(0, 1 << 30) + headers(1, GET, end=True)
-        await loop.sock_sendall(sock, hello)
+        sock, loop = await deaf(rim), asyncio.get_running_loop()
         exchange = await rim.service.arrived()
-        exchange.leg.head(ResponseHead(200, []))
-        sent = 0
-        while "full" not in exchange.words:
-            exchange.leg.data(b"x" * 65536)
-            sent += 65536
-            await asyncio.sleep(0)
-            assert sent < 1 << 26
+        sent = await fill(exchange)
         exchange.leg.end()
         eyes, got = Eyes(), 0
         async with asyncio.timeout(10):

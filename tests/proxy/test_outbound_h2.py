@@ -352,6 +352,22 @@ async def test_a_cancel_reaches_the_edge_within_the_turn() -> None:
         assert connection.active == 0
 
 
+async def test_an_edge_that_does_not_read_fills_the_leg_and_drains_it() -> None:
+    async with by_hand() as (connection, edge):
+        leg, heard = ask(connection, b"POST", length=None)
+        await edge.until("Headers")
+        edge.say(settings(initial_window_size=1 << 30), frame(wire.WINDOW_UPDATE, 0, 0, word(1 << 30)))
+        await edge.until("Settings")  # ours came with the head; the ACK comes when theirs was read
+        await edge.until("Settings")
+        edge.transport.pause_reading()
+        while "full" not in heard.words:
+            leg.data(b"x" * 65536)
+            await asyncio.sleep(0)
+            assert len(heard.words) < 2
+        edge.transport.resume_reading()
+        await heard.until("drained")
+
+
 async def test_close_waits_for_what_is_in_progress() -> None:
     async with by_hand() as (connection, edge):
         leg, heard = ask(connection)
