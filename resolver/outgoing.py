@@ -48,8 +48,6 @@ def read(query: bytes, *, pass_subnet: bool = False) -> Outgoing:
         raise Malformed(f"{len(query)} bytes with other than one question cannot be asked upstream")
     ident, flags = struct.unpack_from("!HH", query)
     flags = w.RD | flags & (w.AD | w.CD)
-    if query[6:12] == b"\0\0\0\0\0\0":
-        return Outgoing(ident, flags, query[w.HEADER : w.skip_name(query, w.HEADER) + 4])
     found = w.scan(query)
     do, subnet = False, b""
     if found.opt is not None:

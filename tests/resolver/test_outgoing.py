@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
+
 import dns.edns
 import dns.flags
 import dns.message
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from resolver import wire as w
 from resolver.errors import Malformed
+from resolver.io.channel import failure_of
 from resolver.outgoing import (
     Match,
     aged,
@@ -25,6 +29,7 @@ from resolver.outgoing import (
     read,
     unwillingness,
 )
+from resolver.upstreams import Fault
 
 SUBNET = dns.edns.ECSOption("192.0.2.0", 24)
 
@@ -145,6 +150,29 @@ def test_the_named_idle_limit_is_read() -> None:
     made.use_edns(0, options=[dns.edns.GenericOption(11, b"\0\x64")])
     assert keepalive_s(w.scan(made.to_wire())) == 10.0
     assert keepalive_s(w.scan(reply_to(query()).to_wire())) is None
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_make_the_reader_raise_anything_but_malformed(junk: bytes) -> None:
+    for counts in (bytes(6), b"\0\0\0\0\0\1"):
+        with suppress(Malformed):
+            out = read(b"\0\7\1\0\0\1" + counts + junk, pass_subnet=True)
+            assert len(out.question) >= 5 and match(compose(out, 1, out.question), 1, out.question) is Match.OTHER
+
+
+@given(st.binary(max_size=120))
+def test_no_reply_makes_the_judges_raise_anything_but_malformed(junk: bytes) -> None:
+    reply = b"\0\7\x81\x80\0\1\0\1\0\0\0\1\1a\0\0\1\0\1" + junk
+    with suppress(Malformed):
+        found = w.scan(reply)
+        unwillingness(reply, found)
+        keepalive_s(found)
+        aged(reply, 5)
+
+
+def test_a_shortage_of_ours_says_nothing_about_the_upstream() -> None:
+    assert failure_of(OSError(errno.EMFILE, "Too many open files")).fault is Fault.UNWILLING
+    assert failure_of(OSError(errno.ECONNREFUSED, "Connection refused")).fault is Fault.UNREACHABLE
 
 
 def test_what_is_no_query_with_one_question_cannot_be_asked() -> None:
