@@ -87,3 +87,42 @@ def for_abort(abort: Abort, dialect: str, *, edge: str, sent: bool) -> tuple[Res
     return own_answer(
         status, f"{where}{abort.detail or code}", code=code, dialect=dialect, should_retry=abort.unprocessed or not sent
     )
+
+
+# What the relay says in its own name, one function for each case. Each gives a head and a body.
+
+
+def shed(pool: str, reason: str, retry_after_s: int, dialect: str) -> tuple[ResponseHead, bytes]:
+    """Nobody may be tried: why, and when to come again, rather than a queue without bound."""
+    message = f"pool {pool}: {reason}"
+    return own_answer(
+        503, message, code="no_edge_available", dialect=dialect, should_retry=True, retry_after_s=retry_after_s
+    )
+
+
+def body_too_large(limit: int, dialect: str) -> tuple[ResponseHead, bytes]:
+    message = f"request body of more than {limit} bytes; raise proxy.max_body_size"
+    return own_answer(413, message, code="body_too_large", dialect=dialect)
+
+
+def redirect_not_followed(dialect: str, *, replayable: bool) -> tuple[ResponseHead, bytes]:
+    """An edge redirects to another edge, and that cannot be followed. Passing it on would hand out the address of an edge,
+    which the client may not reach and must not know."""
+    if replayable:
+        message = "the edges of the pool redirect in a loop"
+        return own_answer(508, message, code="redirect_loop", dialect=dialect, should_retry=False)
+    message = "the edge moved, and the request's body is no longer held"
+    return own_answer(503, message, code="redirect_not_followed", dialect=dialect, should_retry=True)
+
+
+def no_websocket(dialect: str, version: str) -> tuple[ResponseHead, bytes]:
+    """The edge answered an upgrade as if it were a plain request (RFC 9110 15.5.22)."""
+    fields: Fields = [(b"upgrade", b"websocket")] if version == "h1" else []
+    message = "the edge does not speak WebSocket on this path"
+    return own_answer(426, message, code="no_websocket", dialect=dialect, fields=fields)
+
+
+def go_to_standby(location: bytes, dialect: str) -> tuple[ResponseHead, bytes]:
+    """No active edge takes an upgrade: where the standby is (RFC 9110 15.4.8)."""
+    message = "no active edge takes this WebSocket; a standby does"
+    return own_answer(307, message, code="standby", dialect=dialect, fields=[(b"location", location)])

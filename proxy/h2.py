@@ -21,17 +21,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from proxy.h2_blocks import BlockReader, HeaderBlock
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError
 from proxy.h2_frames import (
     ACK,
     CONTINUATION,
     DATA,
-    DEFAULT_MAX_FRAME,
     DEFAULT_WINDOW,
-    END_HEADERS,
     END_STREAM,
     GOAWAY,
-    HAS_PRIORITY,
     HEADERS,
     PADDED,
     PING,
@@ -51,29 +49,14 @@ from proxy.h2_frames import (
     window_update,
     word,
 )
-from proxy.h2_limits import BOMB_FACTOR, MAX_CONTINUATIONS, REMEMBERED_CLOSED, Budgets, H2Limits
+from proxy.h2_limits import REMEMBERED_CLOSED, Budgets, H2Limits
 from proxy.h2_reader import FrameReader
 from proxy.h2_sender import LARGEST_FRAME, Sender
 from proxy.h2_streams import Stream
-from proxy.hpack import CompressionError, Decoder, ListTooLargeError
 from proxy.messages import Fields
 
 ENDED, RESET_BY_US, RESET_BY_PEER = range(3)
 """How a stream closed."""
-
-
-class _OpenBlock:
-    """A header block that waits for its CONTINUATION frames."""
-
-    __slots__ = ("ended", "frames", "parts", "self_dependent", "size", "stream_id")
-
-    def __init__(self, stream_id: int, part: bytes, *, ended: bool, self_dependent: bool) -> None:
-        self.stream_id = stream_id
-        self.parts = [part]
-        self.size = len(part)
-        self.frames = 1
-        self.ended = ended
-        self.self_dependent = self_dependent
 
 
 class Connection(FrameReader):
@@ -96,12 +79,11 @@ class Connection(FrameReader):
         self.block_since: float | None = None  # when the header block or frame in progress began
         self.on_closed = on_closed  # a stream left the table
         self.on_pong: Callable[[bytes], None] = lambda _: None
-        self._decoder = Decoder(limits.max_header_bytes)
+        self._blocks = BlockReader(limits.max_header_bytes)
         self._budgets = Budgets()
         self._closed: dict[int, int] = {}
         self._recv_window = limits.connection_window
         self._owed = 0  # connection credit not yet worth a frame
-        self._block: _OpenBlock | None = None
         self._now = 0.0
 
     def _hello(self, values: dict[int, int]) -> bytes:
@@ -123,13 +105,14 @@ class Connection(FrameReader):
             unread = f"{self.sender.pending} bytes of replies that nobody reads"
             self.fail(H2ConnectionError(Code.ENHANCE_YOUR_CALM, unread))
         # The header timeout counts from the first byte of a block, not from the last: a slow drip must not renew it.
-        if not self._held and self._block is None:
+        if not self._held and not self._blocks.open_id:
             self.block_since = None
         elif self.block_since is None:
             self.block_since = now
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is not None and (kind != CONTINUATION or stream_id != self._block.stream_id):
+        open_id = self._blocks.open_id
+        if open_id and (kind != CONTINUATION or stream_id != open_id):
             raise H2ConnectionError(Code.PROTOCOL_ERROR, f"frame of type {kind} inside a header block (RFC 9113 6.10)")
         if not self.peer_settled and (kind != SETTINGS or flags & ACK):
             raise H2ConnectionError(Code.PROTOCOL_ERROR, f"first frame of type {kind} is not SETTINGS (RFC 9113 3.4)")
@@ -302,57 +285,25 @@ class Connection(FrameReader):
     # ------------------------------------------------------------------------------------------ header blocks
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if stream_id == 0:
-            raise H2ConnectionError(Code.PROTOCOL_ERROR, "HEADERS on stream 0")
-        block = unpadded(payload, flags, "HEADERS")
-        self_dependent = False
-        if flags & HAS_PRIORITY:
-            if len(block) < 5:
-                raise H2ConnectionError(Code.FRAME_SIZE_ERROR, "HEADERS frame too short for its priority")
-            self_dependent = word(block) == stream_id
-            block = block[5:]
-        ended = flags & END_STREAM != 0
-        if flags & END_HEADERS:
-            self._on_block(stream_id, block, ended, self_dependent)
-        else:
-            self._block = _OpenBlock(stream_id, block, ended=ended, self_dependent=self_dependent)
+        block = self._blocks.on_headers(flags, stream_id, payload)
+        if block is not None:
+            self._on_block(block)
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        block = self._block
-        if block is None:
-            raise H2ConnectionError(Code.PROTOCOL_ERROR, "CONTINUATION without an open header block")
-        block.parts.append(payload)
-        block.size += len(payload)
-        block.frames += 1
-        if block.frames > MAX_CONTINUATIONS or block.size > 2 * self.limits.max_header_bytes + DEFAULT_MAX_FRAME:
-            raise H2ConnectionError(
-                Code.ENHANCE_YOUR_CALM, f"header block of {block.size} bytes in {block.frames} frames"
-            )
-        if flags & END_HEADERS:
-            self._block = None
-            self._on_block(stream_id, b"".join(block.parts), block.ended, block.self_dependent)
+        block = self._blocks.on_continuation(flags, payload)
+        if block is not None:
+            self._on_block(block)
 
-    def _on_block(self, stream_id: int, block: bytes, ended: bool, self_dependent: bool) -> None:
-        fields: Fields | None
-        try:
-            fields = self._decoder.decode(block)
-        except CompressionError as exc:
-            raise H2ConnectionError(Code.COMPRESSION_ERROR, str(exc)) from exc
-        except ListTooLargeError as exc:
-            if exc.size > BOMB_FACTOR * self.limits.max_header_bytes:
-                raise H2ConnectionError(Code.ENHANCE_YOUR_CALM, f"header list of {exc.size} bytes") from exc
-            fields = None
+    def _on_block(self, block: HeaderBlock) -> None:
+        stream_id = block.stream_id
+        if block.self_dependent and self.SERVER and stream_id % 2:
+            # RFC 9113 dropped priorities but h2spec, and clients tested with it, still expect RFC 7540 5.3.1 here.
+            self.last_id = max(self.last_id, stream_id)
+            raise H2StreamError(Code.PROTOCOL_ERROR, "stream that depends on itself")
         stream = self.streams.get(stream_id)
-        if self_dependent:
-            self._reject_self_dependency(stream_id)
         if stream is not None and not stream.recv_open:
             raise H2StreamError(Code.STREAM_CLOSED, "HEADERS after END_STREAM")
-        self._on_fields(stream, stream_id, fields, ended)
-
-    def _reject_self_dependency(self, stream_id: int) -> None:
-        # RFC 9113 dropped priorities but h2spec, and clients tested with it, still expect RFC 7540 5.3.1 here.
-        self.last_id = max(self.last_id, stream_id)
-        raise H2StreamError(Code.PROTOCOL_ERROR, "stream that depends on itself")
+        self._on_fields(stream, stream_id, block.fields, block.ended)
 
     def _on_fields(self, stream: Stream | None, stream_id: int, fields: Fields | None, ended: bool) -> None:
         """A decoded header list; `fields` None: it was over the limit."""

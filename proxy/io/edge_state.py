@@ -57,6 +57,19 @@ class EdgeView:
     probes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What each request to an edge names, worked out once."""
+
+    scheme: bytes
+    authority: bytes
+    base_path: bytes
+
+    @classmethod
+    def of(cls, edge: Edge) -> Place:
+        return cls(b"https" if edge.is_tls else b"http", edge.authority.encode(), edge.base_path.encode())
+
+
 class EdgeState:
     """One edge: what the relay tells of it and what is known of it."""
 
@@ -75,6 +88,7 @@ class EdgeState:
         self.id = edge.id
         self.config = edge
         self.header_fields = edge_fields(edge)
+        self.place = Place.of(edge)
         self.connections = EdgeConnections(
             edge,
             resolver=resolver,
@@ -197,6 +211,7 @@ class EdgeState:
         """Take over what may change without losing connections or measures."""
         self.config = edge
         self.header_fields = edge_fields(edge)
+        self.place = Place.of(edge)
         self.prober.edge = edge
         self.connections.connect_s = pool.timeouts.connect_s
         self.health.fall, self.health.rise = pool.probe.fall, pool.probe.rise

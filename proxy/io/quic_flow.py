@@ -310,8 +310,9 @@ def configuration(*, is_client: bool, bounds: Bounds, idle_timeout_s: float) -> 
 
     Congestion control is Reno, on purpose, until the program brings its own (`register_congestion_control` with a name
     that is put here). aioquic's Cubic cuts to 0.7 of what is *in flight* at a loss and starts over after two idle
-    seconds; a token stream has almost nothing in flight and pauses often, so one lost packet leaves it with two packets
-    a round trip. Reno halves the window it had earned.
+    seconds, and a token stream has little in flight and pauses often. Simulated at 40 ms, medians of 7: bursts of 30 KB
+    after pauses take 36, 45, 130 ms at 0, 1, 3 % loss (Cubic 73, 90, 114), but 1 MB takes 2.3 and 4.6 s at 1 and 3 %
+    where Cubic takes 1.4 and 3.4: that is what the own controller is for.
     """
     return QuicConfiguration(
         is_client=is_client,

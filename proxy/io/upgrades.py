@@ -102,7 +102,7 @@ class _Direction:
         self._other.resume()
 
 
-class _WebSocket:
+class WebSocketJoint:
     """A WebSocket tunnel as a Tunnel. `reconnect` asks for another edge: the answer is `attach` or `give_up`."""
 
     def __init__(
@@ -131,15 +131,3 @@ class _WebSocket:
     def _finished(self, end: TunnelEnd) -> None:
         abort = Abort(end.by, Stage.BODY, end.cause, end.detail, end.code) if end.cause is not None else None
         self._on_over(abort, end.bytes_up, end.bytes_down)
-
-
-def join_websocket(
-    client: Leg,
-    edge: Leg,
-    websocket: config.model.WebSocket,
-    *,
-    on_over: OnOver,
-    reconnect: Callable[[], None] | None,
-) -> _WebSocket:
-    """Start a WebSocket tunnel; it has the legs from now on."""
-    return _WebSocket(client, edge, websocket, on_over, reconnect)

@@ -11,9 +11,11 @@ import pytest
 
 from config.model import Edge, Pool, Retry, Timeouts, WebSocket
 from proxy.failover import RetryBudget
+from proxy.io.edge_state import Place
 from proxy.io.edges import Shed
-from proxy.io.relay import HOLD_BYTES, REPLAY_BYTES, Exchange, Relay
+from proxy.io.relay import Exchange, Relay
 from proxy.io.rims import DialMarks, Opening, Origin
+from proxy.io.sides import HOLD_BYTES, REPLAY_BYTES
 from proxy.messages import Abort, Cause, Fields, Party, RequestHead, ResponseHead, Stage
 from proxy.waterfall import RequestRecord
 from tests.peers.fakeleg import FakeLeg
@@ -60,6 +62,10 @@ class FakeEdge:
     @property
     def id(self) -> str:
         return self.config.id
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.config)
 
     def begin(self, now: float) -> None:
         self.begun += 1
