@@ -24,7 +24,9 @@ DRAIN_ROUND_TRIP_S = 1.0
 """How long the client has to answer the PING that parts our two GOAWAYs."""
 PONG_TIMEOUT_S = 15.0
 LINGER_S = 2.0
-"""What a closing connection gets to take its last frames."""
+"""What a connection that failed gets to take its last frames."""
+LAST_ANSWER_S = 30.0
+"""What a client that was served gets to read what still lies in the transport; a hard stop cuts it short."""
 UNWANTED_UPLOAD_S = 1.0
 """How long an upload may run on, into its window, after its whole answer."""
 _DRAIN_PING = b"headrace"
@@ -99,13 +101,13 @@ class H2ServerConnection(asyncio.Protocol):
         if taken:
             transport.write(taken)
         if self._h2.failed is not None:
-            self._close()
+            self._close(LINGER_S)
 
-    def _close(self) -> None:
+    def _close(self, linger_s: float) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
             # A peer that does not read would keep the buffer, and us, for ever.
-            self._restart_drain_timer(LINGER_S, self._transport.abort)
+            self._restart_drain_timer(linger_s, self._transport.abort)
 
     # ------------------------------------------------------------------------------------------ exchanges
 
@@ -156,12 +158,14 @@ class H2ServerConnection(asyncio.Protocol):
     def _close_when_quiet(self) -> None:
         if not self._h2.streams and self._transport is not None:
             self._flush()
-            self._close()
+            self._close(LAST_ANSWER_S)
 
     def close_now(self) -> None:
         """Reset every stream, say GOAWAY, close."""
         self._h2.abandon("the proxy stops")
         self._flush()
+        if self._transport is not None and self._transport.is_closing():
+            self._restart_drain_timer(LINGER_S, self._transport.abort)
 
     def _restart_drain_timer(self, delay_s: float, then: object) -> None:
         if self._drain_timer is not None:
