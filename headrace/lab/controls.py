@@ -87,7 +87,8 @@ class Tally:
         self._wake()
 
     async def until(self, what: str, count: int, *, within_s: float = WAIT_S) -> None:
-        """Wait until `numbers[what]` (or `running`, exactly) is there. Raises TimeoutError with the number seen."""
+        """Wait until `numbers[what]`, or `running`, is at least `count`; for `running` 0 waits until none is left.
+        Raises TimeoutError with the number seen."""
         try:
             async with asyncio.timeout(within_s):
                 while not self._reached(what, count):
@@ -102,7 +103,10 @@ class Tally:
         return {"running": self.running, "numbers": dict(self.numbers), "versions": dict(self.versions)}
 
     def _reached(self, what: str, count: int) -> bool:
-        return self.running == count if what == "running" else self.numbers[what] >= count
+        if what == "running":
+            # At least: two may have come in one turn of the loop.
+            return self.running >= count if count else self.running == 0
+        return self.numbers[what] >= count
 
     def _wake(self) -> None:
         self._changed.set()
