@@ -70,6 +70,13 @@ def test_nxdomain_answers_every_type_and_every_name_below() -> None:
     assert cache.denied_above(asking("deep.gone.example", use_edns=0, want_dnssec=True), 1) is None
 
 
+def test_a_proof_for_the_parent_is_none_for_the_child() -> None:
+    cache, q = cache_of(), asking("gone.example", use_edns=0, want_dnssec=True)
+    cache.put(q, said(q, rcode="NXDOMAIN", soa="example. 60 60"), now=0)
+    assert cache.fresh(asking("gone.example", "TXT", use_edns=0, want_dnssec=True), 1) is not None
+    assert cache.denied_above(asking("deep.gone.example", use_edns=0, want_dnssec=True), 1) is None
+
+
 def test_nodata_answers_its_own_type_only() -> None:
     cache, q = cache_of(), asking("a.example", "AAAA")
     cache.put(q, said(q, soa="example. 60 60"), now=0)

@@ -256,6 +256,37 @@ async def test_bytes_now_and_then_do_not_keep_a_message_open(served: Served) -> 
     await stream.close()
 
 
+async def test_a_message_has_its_own_time_from_its_first_byte(served: Served) -> None:
+    stream = await Stream.to(served.tcp)
+    wire = struct.pack("!H", len(query())) + query()
+    await asyncio.sleep(0.3)
+    stream.writer.write(wire[:10])
+    await asyncio.sleep(0.35)
+    stream.writer.write(wire[10:])
+    assert addresses(await stream.reply()) == GOOD
+    await stream.close()
+
+
+async def test_answers_that_nobody_takes_are_bounded(served: Served) -> None:
+    text = " ".join(f'"{"x" * 250}"' for _ in range(200))
+    made = answer(dns.message.make_query("n000.example", "TXT"), f"60 TXT {text}")
+    end = len(query("n000.example"))
+    served.upstreams.script = lambda asked: made[:12] + asked.to_wire()[12:end] + made[end:]
+    served.upstreams.held = asyncio.Event()
+    opened = await listen_dns([Listen("tcp", HOST, 0)], served.service, tls=None, idle_s=60)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, (HOST, opened.addresses[0].port))
+        wires = [query(f"n{i:03}.example", "TXT") for i in range(200)]
+        await loop.sock_sendall(sock, b"".join(struct.pack("!H", len(wire)) + wire for wire in wires))
+        await until(lambda: served.service.stats()["waiting"] == 200)
+        served.upstreams.held.set()
+        await until(lambda: len(opened.connections) == 0)
+    await opened.close()
+
+
 async def test_waiting_for_an_answer_is_not_idle(served: Served) -> None:
     served.upstreams.held = asyncio.Event()
     stream = await Stream.to(served.tcp)

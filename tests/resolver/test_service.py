@@ -115,6 +115,8 @@ async def test_the_exact_path_and_the_parsed_path_agree_as_time_passes(lab: Lab)
         first = lab.service.answer_cached(query.to_wire(), 1232)
         again = lab.service.answer_cached(query.to_wire(), 1232)
         assert first == again
+        if again is not None:
+            assert dns.message.from_wire(again).answer[0].ttl == 50 - int(lab.clock.now - 1000)
     assert lab.service.stats()["memo"] > 20
     assert first is None, "50 seconds are over"
 
@@ -163,7 +165,10 @@ async def test_a_reply_that_was_cut_for_a_datagram_is_whole_over_tcp(lab: Lab, e
     query = dns.message.make_query("a.example", "A")
     for _ in range(2):
         assert not (await lab.send(query, 512)).additional
-        whole = await lab.send(query)
+        assert lab.service.answer_cached(query.to_wire(), 512) is not None
+        wire = lab.service.answer_cached(query.to_wire(), 65535)
+        assert wire is not None
+        whole = dns.message.from_wire(wire)
         assert len(addresses(whole)) == extra - 1 and whole.additional
 
 
@@ -245,7 +250,8 @@ async def test_an_endless_chain_is_a_failure_with_a_reason(lab: Lab, links: int)
 # --- in flight ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_thousand_identical_questions_are_one_upstream_and_each_has_its_own_reply(lab: Lab) -> None:
+async def test_a_thousand_identical_questions_are_one_upstream_and_each_has_its_own_reply(tmp_path: Path) -> None:
+    lab = configured(tmp_path, timeout_s=30)  # making the questions takes a busy machine its time
     lab.upstreams.held = asyncio.Event()
     name = "stampede.example"
     cased = ["".join(c.upper() if i >> (k % 10) & 1 else c for k, c in enumerate(name)) for i in range(1000)]
@@ -257,6 +263,7 @@ async def test_a_thousand_identical_questions_are_one_upstream_and_each_has_its_
     assert [reply.question[0].name.to_text() for reply in replies] == [text + "." for text in cased]
     assert all(addresses(reply) == ["192.0.2.1"] for reply in replies)
     assert len(lab.upstreams.asked) == 1
+    await lab.service.close()
 
 
 async def test_the_first_client_goes_away_and_the_others_are_answered(lab: Lab) -> None:
@@ -296,6 +303,19 @@ async def test_failures_in_a_row_are_kept_longer_but_never_more_than_five_second
             asked_at.append(lab.clock.now - 1000)
         lab.clock.now += 0.125
     assert asked_at == [0, 1, 3, 7, 12, 17, 22]
+
+
+async def test_an_answer_ends_the_row_of_failures(lab: Lab) -> None:
+    lab.upstreams.script = lambda query: answer(query, "0 A 192.0.2.1")
+    asked = 0
+    for down in (True, False, True):
+        lab.upstreams.down = down
+        await lab.ask("a.example")
+        asked += 1
+        assert len(lab.upstreams.asked) == asked, "a first failure is kept for one second"
+        lab.clock.now += 1.1
+    await lab.ask("a.example")
+    assert len(lab.upstreams.asked) == asked + 1
 
 
 async def test_a_floor_for_ttls_does_not_hold_a_failure(tmp_path: Path) -> None:
@@ -546,6 +566,22 @@ async def test_the_cache_survives_a_restart_and_a_damaged_file_is_one_line(
     await third.ask("a.example")
     assert len(third.upstreams.asked) == 1
     await third.service.close()
+
+
+async def test_a_stop_before_the_cache_was_read_leaves_the_saved_one(tmp_path: Path) -> None:
+    config = replace(QUIET, cache=DnsCache(persist=True))
+    first = Lab(tmp_path, config)
+    await first.service.start()
+    await first.ask("a.example")
+    await first.service.close()
+    saved = (tmp_path / CACHE_FILE).read_bytes()
+    second = Lab(tmp_path, config)
+    starting = asyncio.ensure_future(second.service.start())
+    await asyncio.sleep(0)
+    await second.service.close()
+    assert (tmp_path / CACHE_FILE).read_bytes() == saved
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
 
 
 # --- for the proxy ----------------------------------------------------------------------------------------------------
