@@ -34,7 +34,8 @@ from resolver.io.channel import Clock, Failure, words
 from resolver.io.doh_reply import Exchange, authority_of, request_fields
 from resolver.io.tls_client import ResumingContext, client_context, remember
 from resolver.io.warm import DIAL_TIMEOUT_S, MAX_IN_FLIGHT, Errand, Link, WarmChannel
-from resolver.upstreams import Fault, IdleLimit
+from resolver.quirks import IdleLimit
+from resolver.upstreams import Fault
 
 ALPN = ["h2"]
 WINDOW = 1 << 20  # of the connection: a thousand small answers never wait for a WINDOW_UPDATE

@@ -7,7 +7,7 @@ from resolver.io.channel import Clock
 from resolver.io.tcp import stream_link
 from resolver.io.tls_client import ResumingContext, client_context
 from resolver.io.warm import DIAL_TIMEOUT_S, Link, WarmChannel
-from resolver.upstreams import IdleLimit
+from resolver.quirks import IdleLimit
 
 ALPN = ["dot"]
 

@@ -22,7 +22,7 @@ from resolver.io.addresses import AddressBook, dial
 from resolver.io.channel import Clock, words
 from resolver.io.tls_client import remember
 from resolver.io.warm import DIAL_TIMEOUT_S, MAX_IN_FLIGHT, Errand, Link, WarmChannel
-from resolver.upstreams import IdleLimit
+from resolver.quirks import IdleLimit
 
 FORGET_AFTER_S = 10.0  # how long an unanswered id stays reserved behind its deadline
 

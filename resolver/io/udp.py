@@ -26,7 +26,8 @@ from resolver.io.addresses import AddressBook, family_of
 from resolver.io.channel import Clock, Done, Failure, failure_of
 from resolver.io.warm import WarmChannel
 from resolver.outgoing import Outgoing
-from resolver.upstreams import Fault, Intolerance
+from resolver.quirks import Intolerance
+from resolver.upstreams import Fault
 
 MAX_OPEN = 512  # sockets of one upstream; more questions wait their turn
 MAX_WAITING = 4096

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resolver.quirks import IdleLimit, Intolerance
 from resolver.upstreams import (
     HEDGE_BURST,
     HEDGE_MAX_S,
@@ -19,8 +20,6 @@ from resolver.upstreams import (
     Fault,
     GiveUp,
     Group,
-    IdleLimit,
-    Intolerance,
     Standing,
     Ticked,
     WakeAt,
