@@ -90,8 +90,10 @@ class DueConnection(QuicConnection):
         self._streams_queue.clear()
         space, pacer = self._spaces[tls.Epoch.ONE_RTT], self._loss._pacer
         while True:
-            acknowledge = space.ack_at is not None and space.ack_at <= now
-            if space.ack_at is None or space.ack_at >= now:  # acknowledgements are not paced
+            # An ACK that is not due yet goes along with what is sent anyway (RFC 9000 13.2.1): aioquic lets it wait for a
+            # packet and a timer of its own, which for one request at a time is half of all packets.
+            acknowledge = space.ack_at is not None and (space.ack_at <= now or self._has_words())
+            if space.ack_at is None or space.ack_at > now:  # acknowledgements are not paced
                 self._pacing_at = pacer.next_send_time(now=now)
                 if self._pacing_at is not None:
                     return
@@ -109,6 +111,17 @@ class DueConnection(QuicConnection):
             # packet would be empty, and an empty one costs a third of a full one.
             if not discarded and (empty or not self._due):
                 return
+
+    def _has_words(self) -> bool:
+        """Whether a stream would put a frame into a packet now."""
+        for stream in self._due.values():
+            sender = stream.sender
+            if sender.reset_pending or stream.receiver.stop_pending:
+                return True
+            if not (sender.buffer_is_empty or stream.is_blocked):
+                credit = self._remote_max_data > self._remote_max_data_used
+                return credit and sender.next_offset < stream.max_stream_data_remote
+        return False
 
     def _write_path(self, builder: QuicPacketBuilder, path: QuicNetworkPath, now: float) -> None:
         if not (path.is_validated or path.local_challenge_sent):
