@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import sys
 import time
@@ -64,6 +65,9 @@ class Telling:
 
 def run(*, as_json: bool = False, keep: bool = False) -> int:
     """Tell the story on stdout; 0 when every step held, 1 when one did not, 130 when it was told to stop."""
+    # The lab dies, is cut and falls silent on purpose, in this process: what its libraries say of that is no news.
+    for name in ("asyncio", "quic", "headrace.lab"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         return asyncio.run(_run(Telling(sys.stdout, as_json), keep=keep))
     except (KeyboardInterrupt, asyncio.CancelledError):

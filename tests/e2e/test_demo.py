@@ -20,14 +20,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)
 DEMO = (sys.executable, "-m", "headrace", "demo")
 
 
-async def test_the_demo_holds_its_nine_steps_in_forty_lines(tmp_path: Path) -> None:
-    ran = await run(*DEMO, within_s=50, env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert ran.code == 0, ran.out + ran.err
-    assert len(ran.out.splitlines()) <= 40
-    assert [f"{number} {name}" in ran.out for number, (name, _) in enumerate(STEPS, 1)] == [True] * 9
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_the_demo_gives_the_same_facts_as_json(tmp_path: Path) -> None:
     ran = await run(*DEMO, "--json", within_s=50, env={**os.environ, "TMPDIR": str(tmp_path)})
     told = json.loads(ran.out)
@@ -37,30 +29,50 @@ async def test_the_demo_gives_the_same_facts_as_json(tmp_path: Path) -> None:
     assert told["took_s"] < 25
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_kept_demo_leaves_nothing_behind_when_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *DEMO,
-        "--keep",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert process.stderr is not None
+async def test_a_kept_demo_holds_its_steps_in_forty_lines_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    process, told, daemon = await begin(tmp_path, "--keep")
+    assert process.stdout is not None and process.stderr is not None
     invited = b""
     async with asyncio.timeout(50):
         while b"/kill" not in invited:
             line = await process.stderr.readline()
-            assert line, invited.decode()
+            assert line, (invited + await process.stdout.read()).decode()
             invited += line
     assert b"curl -N --http1.1" in invited and b"OPENAI_BASE_URL" in invited
-    (folder,) = tmp_path.iterdir()
-    daemon = json.loads((folder / "state" / "running.json").read_text())["pid"]
-    process.send_signal(number)
-    await asyncio.wait_for(process.wait(), 20)
-    assert process.returncode == 130, await process.stderr.read()
-    assert list(tmp_path.iterdir()) == []
+    process.send_signal(signal.SIGTERM)
+    out, _ = await asyncio.wait_for(process.communicate(), 20)
+    lines = (told + out).decode().splitlines()
+    assert process.returncode == 130 and len(lines) <= 40
+    assert [f"{number} {name}" in (told + out).decode() for number, (name, _) in enumerate(STEPS, 1)] == [True] * 9
+    assert_nothing_left(tmp_path, daemon)
+
+
+async def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    process, _, daemon = await begin(tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, err) == (130, b"")
+    assert_nothing_left(tmp_path, daemon)
+
+
+async def begin(folder: Path, *options: str) -> tuple[asyncio.subprocess.Process, bytes, int]:
+    """A demo whose daemon runs: the process, its first line, and the daemon's pid."""
+    process = await asyncio.create_subprocess_exec(
+        *DEMO,
+        *options,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert process.stdout is not None
+    first = await asyncio.wait_for(process.stdout.readline(), 20)
+    (made,) = folder.iterdir()
+    return process, first, json.loads((made / "state" / "running.json").read_text())["pid"]
+
+
+def assert_nothing_left(folder: Path, daemon: int) -> None:
+    assert list(folder.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(daemon, 0)
 
