@@ -162,7 +162,7 @@ class Dialler:
         self._race_quic = race_quic
         self._resolver, self._reach, self._clock = resolver, reach, clock
         self._rims = rims or Rims()
-        self._contexts: dict[bool, ResumingContext] = {}
+        self._contexts: dict[bool, asyncio.Future[ResumingContext]] = {}
         self.strays: set[asyncio.Task[Dialled]] = (
             set()
         )  # races lost, not yet over; at most one QUIC and one TCP each dial
@@ -319,12 +319,12 @@ class Dialler:
         """TLS (or none) on a connected socket, and the rim that ALPN names."""
         loop, edge = asyncio.get_running_loop(), self.edge
         negotiating = _Negotiating(lambda alpn: self._rim(alpn, h1_only))
-        started = self._clock()
         try:
-            context = self._context(h1_only) if edge.is_tls else None
-        except (OSError, ValueError) as exc:
+            context = await self._context(h1_only) if edge.is_tls else None
+        except BaseException:
             connected.sock.close()
-            raise DialError(failed_dial(exc, f"tls files of edge {edge.id}")) from exc
+            raise
+        started = self._clock()
         transport, _ = await loop.create_connection(
             lambda: negotiating,
             sock=connected.sock,
@@ -351,14 +351,33 @@ class Dialler:
             return None
         return self._rims.h1()
 
-    def _context(self, h1_only: bool) -> ssl.SSLContext:
-        context = self._contexts.get(h1_only)
-        if context is None:
-            edge = self.edge
-            context = client_context(edge.ca_file, ["http/1.1"] if h1_only else ALPN[edge.protocol])
-            if edge.client_cert:
-                context.load_cert_chain(edge.client_cert)
-            self._contexts[h1_only] = context
+    def prepare(self) -> None:
+        """Build the TLS context now, so that the first request does not wait for it."""
+        if self.edge.is_tls:
+            self._building_context(False)
+
+    async def _context(self, h1_only: bool) -> ssl.SSLContext:
+        """One for each edge: a session of one edge is of no use to another. Reading the system's roots takes 10 ms and
+        more, so it is done in a thread, once; a failed one is tried again by the next dial."""
+        building = self._building_context(h1_only)
+        try:
+            return await asyncio.shield(building)
+        except (OSError, ValueError) as exc:
+            raise DialError(failed_dial(exc, f"tls files of edge {self.edge.id}")) from exc
+
+    def _building_context(self, h1_only: bool) -> asyncio.Future[ResumingContext]:
+        building = self._contexts.get(h1_only)
+        if building is None or (building.done() and (building.cancelled() or building.exception() is not None)):
+            building = asyncio.get_running_loop().run_in_executor(None, self._build_context, h1_only)
+            building.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, whoever waits
+            self._contexts[h1_only] = building
+        return building
+
+    def _build_context(self, h1_only: bool) -> ResumingContext:
+        edge = self.edge
+        context = client_context(edge.ca_file, ["http/1.1"] if h1_only else ALPN[edge.protocol])
+        if edge.client_cert:
+            context.load_cert_chain(edge.client_cert)
         return context
 
 

@@ -297,6 +297,7 @@ class EdgeSet:
             pool.rewarm(self._clock())
             for state in pool.edges.values():
                 if state not in self._probing:
+                    state.connections.prepare()
                     self._probing[state] = asyncio.get_running_loop().create_task(
                         self._probe(pool, state), name=f"probe {state.id}"
                     )

@@ -184,6 +184,10 @@ class EdgeConnections:
 
     # ---------------------------------------------------------------- for the edge set
 
+    def prepare(self) -> None:
+        """Do now what a first dial would wait for."""
+        self._dialler.prepare()
+
     def warm(self, wanted: int) -> None:
         """Hold `wanted` connections ready from now on (0: none is dialled for it)."""
         self.keep_warm = wanted
