@@ -13,7 +13,11 @@ Owner: the pool that dialled it. It has no timers; those who wait for an answer 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 from proxy.h1 import (
@@ -33,6 +37,7 @@ from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, 
 
 MAX_RESPONSE_HEAD = 256 * 1024  # bytes; providers send large policy headers, an endless head is refused
 MAX_INTERIMS = 64
+WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 1.3
 
 
 def _nothing() -> None: ...
@@ -181,8 +186,8 @@ class H1EdgeLeg:
     """One request to an HTTP/1.1 edge and its answer; see `proxy.messages.Leg`."""
 
     __slots__ = (
-        "_answered", "_buffer", "_chunked", "_connection", "_dead", "_ended", "_interims", "_keep_alive", "_method", "_reader",
-        "_searched", "_sent_whole", "_trailers", "_tunnel", "_upgrade", "receiver", "reused",
+        "_accept", "_answered", "_buffer", "_chunked", "_connection", "_dead", "_ended", "_interims", "_keep_alive",
+        "_method", "_reader", "_searched", "_sent_whole", "_trailers", "_tunnel", "_upgrade", "receiver", "reused",
     )  # fmt: skip
 
     version = "h1"
@@ -196,6 +201,7 @@ class H1EdgeLeg:
         self._reader: BodyReader | None = None
         self._method = b""
         self._upgrade = False
+        self._accept = b""
         self._chunked = self._sent_whole = self._answered = self._tunnel = self._ended = self._dead = False
         self._keep_alive = True
         self._interims = 0
@@ -209,8 +215,16 @@ class H1EdgeLeg:
             return
         self._method = head.method
         self._upgrade = self._sent_whole = bool(head.protocol)
+        if head.protocol == b"websocket" and head.get(b"sec-websocket-key") is None:
+            head = self._with_key(head)
         raw, self._chunked = write_request(head)
         self._connection.write_soon(raw)
+
+    def _with_key(self, head: RequestHead) -> RequestHead:
+        """The handshake of RFC 6455 4.1 for a client of HTTP/2 or HTTP/3, whose own has no key (RFC 8441 5)."""
+        key = b64encode(os.urandom(16))
+        self._accept = b64encode(hashlib.sha1(key + WEBSOCKET_GUID, usedforsecurity=False).digest())
+        return replace(head, fields=[*head.fields, (b"sec-websocket-key", key)])
 
     def interim(self, head: ResponseHead) -> None:
         raise AssertionError("a request has no interim head")
@@ -299,6 +313,8 @@ class H1EdgeLeg:
     def _on_switch(self, head: ResponseHead) -> None:
         if not self._upgrade:
             raise HeadError("101 that nobody asked for")
+        if self._accept and head.get(b"sec-websocket-accept") != self._accept:
+            raise HeadError("101 without the right sec-websocket-accept (RFC 6455 4.2.2)")
         self._tunnel = self._answered = True
         self._keep_alive = self._sent_whole = False
         early, self._buffer = self._buffer, b""

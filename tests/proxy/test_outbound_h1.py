@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from websockets.utils import accept_key
 
 from proxy.io.outbound_h1 import MAX_RESPONSE_HEAD, H1EdgeConnection
 from proxy.messages import Abort, Cause, Party, RequestHead, Stage
@@ -223,7 +224,9 @@ async def test_a_tunnel_has_two_ends() -> None:
     async with edge(talk) as connection:
         heard, leg = Heard(), connection.open()
         leg.receiver = heard
-        leg.head(RequestHead(b"GET", b"/", b"http", b"h", [], length=0, protocol=b"websocket"))
+        leg.head(
+            RequestHead(b"GET", b"/", b"http", b"h", [(b"sec-websocket-key", b"k")], length=0, protocol=b"websocket")
+        )
         await heard.until("end")
         assert heard.body == b"hello"
         assert next(value for word, value in heard.heard if word == "head").status == 101
@@ -237,3 +240,34 @@ async def test_a_refused_upgrade_leaves_the_connection_usable() -> None:
         await heard.until("end")
         assert next(value for word, value in heard.heard if word == "head").get(b"upgrade") == b"x"
         assert connection.room == 1
+
+
+@pytest.mark.parametrize("right", [True, False])
+async def test_a_websocket_of_a_client_without_key_gets_one_and_its_answer_is_checked(right: bool) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        key = head.split(b"sec-websocket-key: ", 1)[1].split(b"\r\n", 1)[0].decode()
+        accept = accept_key(key) if right else accept_key("another")
+        lines = f"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
+        writer.write(lines.encode())
+        await reader.read()
+
+    async with edge(talk) as connection:
+        heard = ask(connection, protocol=b"websocket")
+        await heard.until("head" if right else "abort")
+        assert ("head" in heard.words) is right
+
+
+async def test_a_clients_own_key_passes_unchanged() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.count(b"sec-websocket-key: theirs\r\n") == 1
+        writer.write(b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+        await reader.read()
+
+    async with edge(talk) as connection:
+        heard, leg = Heard(), connection.open()
+        leg.receiver = heard
+        fields = [(b"sec-websocket-key", b"theirs")]
+        leg.head(RequestHead(b"GET", b"/", b"http", b"h", fields, length=0, protocol=b"websocket"))
+        await heard.until("head")
