@@ -486,6 +486,10 @@ async def test_closed_connection_cancels_its_requests_within_100_ms(ca: str, pem
         client.ask("POST", end=False)
         client.ask("GET")
         first, second = await gateway.request(0), await gateway.request(1)
+        # Given a long path: the library's own word comes three probe timeouts later
+        connection = gateway.connections[0]
+        assert isinstance(connection, H3ServerConnection)
+        connection.quic._loss._rtt_smoothed = 1.0
         abort = await within(first, lambda: client.protocol.close(0x100))
         assert (abort.by, abort.cause) == (Party.CLIENT, Cause.CANCELLED)
         assert second.words[-1] == "abort"
@@ -592,6 +596,24 @@ async def test_stream_goes_on_when_the_clients_port_changes(ca: str, pem: str) -
         exchange.leg.end()
         assert (await answer.whole()).body == b"before after"
         assert listener.connections == 1
+
+
+async def test_stream_goes_on_under_another_connection_id_and_port(ca: str, pem: str) -> None:
+    gateway = Gateway(lambda x: x.leg.head(ResponseHead(200, [])) if x.leg else None)
+    async with listening(gateway, pem) as listener, Client(listener.address[1], ca) as client:
+        answer = client.ask("POST", end=False)
+        exchange = await gateway.request()
+        assert exchange.leg is not None
+        for number in range(12):  # more ids than are granted at once: used ones are retired, new ones issued
+            await client.until(lambda c: c.quic._peer_cid_available)
+            await client.rebind()
+            client.protocol.change_connection_id()
+            client.send(answer, b"%x" % number)
+            await exchange.until(lambda x, n=number: len(x.body) == n + 1)
+        exchange.leg.end()
+        await answer.whole()
+        assert exchange.body == b"0123456789ab"
+        assert len(listener._by_id) < 20
 
 
 async def test_drain_says_goaway_lets_streams_end_and_closes(ca: str, pem: str) -> None:
