@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import config.model
 from proxy import errors
 from proxy.forwarding import AllowList, pac_file, target_of
-from proxy.io.dial import connect_first
+from proxy.io.eyeballs import connect_first
 from proxy.io.inbound_h1 import reset
 from proxy.io.local import say
 from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin

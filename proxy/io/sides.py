@@ -187,6 +187,7 @@ class EdgeSide:
             return False  # it leads out of the pool: the client decides (RFC 9110 15.4)
         command = x.second_try(head.status, now, redirect_to=redirection.edge_id, idempotent=False)
         if command is not None:
+            x.edge.note_status(head, now)
             x.target = redirection.target
             x.leave_for(command)
         else:
