@@ -31,11 +31,12 @@ from proxy.io.quic_codes import (
     code_for_edge,
 )
 from proxy.io.quic_flow import Bounds, FlowConnection
-from proxy.io.quic_h3 import LONGEST_STRING, H3Frames
+from proxy.io.quic_h3 import H3Frames
 from proxy.io.quic_heads import malformed, request_section, response_head
 from proxy.io.quic_leg import StreamLeg
 from proxy.io.quic_link import Address, QuicLink
 from proxy.io.quic_tls import QuicSessions, client_configuration
+from proxy.io.quic_wire import LONGEST_STRING
 from proxy.messages import Abort, Cause, Fields, Head, Leg, Party, RequestHead, ResponseHead, Stage
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.io.quic_codes import ConnectionFault, StreamFault
 from proxy.io.quic_flow import Bounds, FlowConnection, configuration
-from proxy.io.quic_h3 import H3Frames, Sink, count_lines, frame, never_indexed, parse_settings, read_varint
+from proxy.io.quic_h3 import H3Frames, Sink
+from proxy.io.quic_wire import count_lines, frame, never_indexed, parse_settings, read_varint
 from proxy.messages import Fields
 
 NAMES = st.binary(min_size=1, max_size=300).map(lambda raw: bytes(97 + byte % 26 for byte in raw))
