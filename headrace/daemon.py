@@ -201,8 +201,10 @@ class Daemon:
         logger.info("ready after %.0f ms, %d pools", took_ms, len(self.config.pools))
         for note in self.loaded.notes:
             logger.warning("%s", note)
-        # What exists now lives as long as the process: the collector need not walk it again.
+        # What exists now lives as long as the process: the collector need not walk it again. Exchanges leave no cycles
+        # behind, so looking for some every 700 objects (the default) costs a fifth of a small request for nothing.
         gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         self.notifier.ready(f"{len(self.listeners.addresses)} listeners, {len(self.config.pools)} pools")
 
     async def _drain(self) -> None:
