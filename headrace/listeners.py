@@ -131,7 +131,8 @@ class OpenQuic:
     async def load(self) -> None:
         """Datagrams that came meanwhile wait in the kernel."""
         await asyncio.to_thread(import_module, "proxy.io.inbound_quic")
-        from proxy.io.inbound_quic import QuicListener, UdpSocket
+        from proxy.io.inbound_quic import QuicListener
+        from resolver.io.quic_socket import UdpSocket
 
         if self._socket.fileno() >= 0 and self.listener is None:
             files = self._identity.cert_file, self._identity.key_file

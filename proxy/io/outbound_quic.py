@@ -34,10 +34,11 @@ from proxy.io.quic_flow import Bounds, FlowConnection
 from proxy.io.quic_h3 import H3Frames
 from proxy.io.quic_heads import malformed, request_section, response_head
 from proxy.io.quic_leg import StreamLeg
-from proxy.io.quic_link import Address, QuicLink
+from proxy.io.quic_link import QuicLink
 from proxy.io.quic_tls import QuicSessions, client_configuration
 from proxy.io.quic_wire import LONGEST_STRING
 from proxy.messages import Abort, Cause, Fields, Head, Leg, Party, RequestHead, ResponseHead, Stage
+from resolver.io.quic_door import Address
 
 logger = logging.getLogger(__name__)
 

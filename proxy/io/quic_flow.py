@@ -14,7 +14,6 @@ fails when a version moves one. Rules for editing: 1. a private name used here s
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from proxy.io.quic_writer import DueConnection
+from resolver.io.quic_door import reset_token
 
 STREAM_WINDOW = 512 * 1024
 """Bytes one stream may bring ahead of its reader. At 100 ms that is 5 MB/s for one stream, more than a prompt needs."""
@@ -54,11 +54,6 @@ class Bounds:
     streams: int = 256
     stream_window: int = STREAM_WINDOW
     connection_window: int = CONNECTION_WINDOW
-
-
-def reset_token(key: bytes, cid: bytes) -> bytes:
-    """The stateless reset token of a connection id: the same after a restart as long as the key is (RFC 9000 10.3.2)."""
-    return hmac.new(key, b"stateless reset" + cid, hashlib.sha256).digest()[:16]
 
 
 class FlowConnection(DueConnection):

@@ -24,11 +24,10 @@ from aioquic.quic import events
 
 from proxy.io.quic_codes import NO_ERROR, TRANSPORT_INTERNAL_ERROR, ConnectionFault
 from proxy.io.quic_flow import LOOPBACK_DATAGRAM_BYTES, FlowConnection, is_loopback
+from resolver.io.quic_door import Address
 
 logger = logging.getLogger(__name__)
 
-Address = Any
-"""What the socket calls its peer; only compared and handed back."""
 Send = Callable[[bytes, Address], None]
 
 

@@ -36,6 +36,7 @@ from proxy.io.quic_leg import StreamLeg
 from proxy.io.quic_link import QuicLink, Send
 from proxy.io.rims import Origin, Service
 from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
+from resolver.io.quic_door import Address
 
 PING_AFTER_S, LOST_AFTER_S = 12.0, 28.0
 """Silence of a client with work in progress. A change of Wi-Fi is over in less; a laptop that left is noticed."""
@@ -191,6 +192,20 @@ class H3ServerConnection:
     @property
     def active(self) -> int:
         return len(self.legs)
+
+    @property
+    def cid(self) -> bytes:
+        return self.quic.host_cid
+
+    @property
+    def began(self) -> bool:
+        return self.quic.began
+
+    def receive(self, datagram: bytes, address: Address) -> None:
+        self.link.receive(datagram, address)
+
+    def flush(self) -> None:
+        self.link.flush()
 
     # -- InboundConnection --------------------------------------------------------------------------------------------
 

@@ -1,10 +1,8 @@
-"""TLS for QUIC: the listener's certificate, the tickets it gave out, the tickets and tokens that edges gave us.
+"""TLS for QUIC: the listener's certificate, and the tickets and tokens that edges gave us.
 
-Theory: aioquic's TLS takes no OpenSSL context, so neither the ticket key ring nor its session cache reach it. A server's
-tickets are random names of secrets kept here: bounded, expired by the configured lifetime, and each good for one
-handshake. The last point is the whole defence against a replayed 0-RTT flight (RFC 8446 8.1): the second copy finds no
-ticket, its early data is not decrypted, and it goes on as a full handshake. A client's ticket is used once for the same
-reason (RFC 8446 C.4), and never for another trust: resumption skips the certificate check.
+Theory: aioquic's TLS takes no OpenSSL context, so neither the ticket key ring nor its session cache reach it. The tickets
+that we gave out are in `resolver/io/quic_tickets.py`. A client's ticket is used once (RFC 8446 C.4), and never for another
+trust: resumption skips the certificate check.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import ssl
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from datetime import timedelta
 from pathlib import Path
 
 import certifi
@@ -23,31 +20,8 @@ from cryptography.x509 import load_pem_x509_certificates
 
 from proxy.io.quic_flow import Bounds, configuration
 
-MAX_SERVER_TICKETS = 10_000  # about 1 KiB each
 MAX_EDGES = 256
 TICKETS_PER_EDGE = 4
-
-
-class ServerTickets:
-    """The tickets that a listener gave out; the two methods are aioquic's handler and fetcher."""
-
-    def __init__(self, lifetime_s: float, capacity: int = MAX_SERVER_TICKETS) -> None:
-        self.lifetime_s = lifetime_s
-        self._capacity = capacity
-        self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def keep(self, ticket: SessionTicket) -> None:
-        ticket.not_valid_after = ticket.not_valid_before + timedelta(seconds=self.lifetime_s)
-        self._tickets[ticket.ticket] = ticket
-        if len(self._tickets) > self._capacity:
-            self._tickets.popitem(last=False)
-
-    def take(self, label: bytes) -> SessionTicket | None:
-        """The ticket of this name, once. aioquic checks that it is still valid."""
-        return self._tickets.pop(label, None)
 
 
 class QuicSessions:

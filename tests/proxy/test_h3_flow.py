@@ -17,8 +17,10 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
 from aioquic.quic.stream import QuicStream, QuicStreamReceiver, QuicStreamSender
 
-from proxy.io.quic_flow import Bounds, FlowConnection, configuration, reset_token
-from proxy.io.quic_tls import ServerTickets, client_configuration, server_configuration
+from proxy.io.quic_flow import Bounds, FlowConnection, configuration
+from proxy.io.quic_tls import client_configuration, server_configuration
+from resolver.io.quic_door import reset_token
+from resolver.io.quic_tickets import ServerTickets
 from tests.peers.h3peers import make_authority
 
 METHODS: list[tuple[Any, str, list[str]]] = [

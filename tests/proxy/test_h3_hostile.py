@@ -22,6 +22,7 @@ from proxy.io import inbound_quic
 from proxy.io.inbound_quic import QuicListener
 from proxy.io.outbound_quic import QuicSessions, dial_quic
 from proxy.io.rims import Limits
+from resolver.io import quic_door
 from tests.peers.h3peers import Client, Gateway, listening, make_authority, say
 
 
@@ -95,7 +96,7 @@ async def test_garbage_datagrams_raise_nothing_and_keep_nothing(
         await fence(listener, ca)
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert listener.connections <= inbound_quic.HALF_OPEN
+        assert listener.connections <= quic_door.HALF_OPEN
         assert after - before < 8 * 1024 * 1024
     assert [r for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")] == []
 
@@ -139,7 +140,7 @@ async def test_unknown_version_is_answered_by_negotiation_and_negotiation_by_sil
 async def test_many_half_open_connections_bring_retry_and_it_lets_honest_clients_in(
     ca: str, pem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbound_quic, "RETRY_ABOVE", 3)
+    monkeypatch.setattr(quic_door, "RETRY_ABOVE", 3)
     gateway = Gateway(lambda x: say(x.leg))
     async with listening(gateway, pem) as listener, stranger(listener) as (peer, wire):
         for _ in range(3):
@@ -162,7 +163,7 @@ async def _next_retry(peer: Stranger) -> bytes:
 
 
 async def test_false_token_is_refused_under_load(ca: str, pem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound_quic, "RETRY_ABOVE", 0)
+    monkeypatch.setattr(quic_door, "RETRY_ABOVE", 0)
     gateway = Gateway(lambda x: say(x.leg))
     async with listening(gateway, pem) as listener, stranger(listener) as (peer, wire):
         initial, quic = first_flight(token=os.urandom(60))
@@ -175,7 +176,7 @@ async def test_false_token_is_refused_under_load(ca: str, pem: str, monkeypatch:
 async def test_half_open_connections_are_bounded_and_time_out(
     ca: str, pem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbound_quic, "HALF_OPEN", 5)
+    monkeypatch.setattr(quic_door, "HALF_OPEN", 5)
     gateway = Gateway(lambda x: say(x.leg), Limits(header_timeout_s=0.3))
     async with listening(gateway, pem) as listener, stranger(listener) as (_, wire):
         for _ in range(20):
@@ -210,7 +211,7 @@ async def test_stateless_resets_are_shorter_than_their_cause_and_rare(ca: str, p
         for _ in range(200):
             wire.sendto(b"\x40" + os.urandom(99))
         await fence(listener, ca)
-        assert 0 < peer.got.qsize() <= 2 * inbound_quic.RESETS_PER_S
+        assert 0 < peer.got.qsize() <= 2 * quic_door.RESETS_PER_S
         assert all(21 <= len(peer.got.get_nowait()) < 100 for _ in range(peer.got.qsize()))
 
 

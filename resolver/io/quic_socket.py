@@ -14,7 +14,7 @@ import socket
 import struct
 from collections import deque
 
-from proxy.io.quic_link import Address
+from resolver.io.quic_door import Address
 
 logger = logging.getLogger(__name__)
 
