@@ -143,6 +143,11 @@ class Attempts:
             return GiveUp(NO_EDGE)
         return self._turn_of(self._candidates[0])
 
+    def started(self, edge_id: str) -> None:
+        """The first dial was made without asking, to the best candidate: most requests need no other, and never open this
+        book. The budget was told."""
+        self._turn_of(edge_id)
+
     def on_failed(
         self, edge_id: str, abort: Abort, *, reused: bool, replayable: bool, method: bytes, now: float
     ) -> Dial | GiveUp:

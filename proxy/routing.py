@@ -5,6 +5,7 @@ and only callers that are not another site. The order matters: the Host is judge
 learns nothing.
 
       Host is ours? --no--> 421        (DNS rebinding: localhost.attacker.test, 127.0.0.1.evil.test)
+      passed us too often? --yes--> 508        (Via, RFC 9110 7.6.3)
       Origin is ours or listed? --no--> 403        (cross-site POST, preflight; CORS is closed by default)
       virtual host of a pool --> that pool, path unchanged
       longest path prefix under our own names --> that pool, prefix stripped once
@@ -21,9 +22,10 @@ from functools import lru_cache
 from ipaddress import ip_address
 
 from config.model import Pool
+from proxy import headers
 from proxy.messages import RequestHead
 
-BROWSER_FIELDS = frozenset({b"origin", b"sec-fetch-site"})
+JUDGED_FIELDS = frozenset({b"origin", b"sec-fetch-site", b"via"})
 SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
 
 
@@ -43,6 +45,7 @@ class Refusal:
 
 
 NO_HOST = Refusal(400, "host_missing", "the request has no Host")
+LOOP = Refusal(508, "loop", "the request came through this proxy too often")
 FOREIGN_ORIGIN = Refusal(
     403, "origin_refused", "requests from other sites are refused; list the origin in proxy.allowed_origins"
 )
@@ -122,8 +125,10 @@ class RouteTable:
         if host not in self._hosts and not self.is_own(host):
             return Refusal(421, "host_refused", "this Host is not served here; add it to a pool's hosts")
         # Few requests carry any of them, so they are looked for in one pass.
-        said = [field for field in head.fields if field[0] in BROWSER_FIELDS]
-        return self._judge_origin(head, dict(said)) if said else None
+        said = [field for field in head.fields if field[0] in JUDGED_FIELDS]
+        if not said:
+            return None
+        return LOOP if headers.is_loop(said) else self._judge_origin(head, dict(said))
 
     def _judge_origin(self, head: RequestHead, said: dict[bytes, bytes]) -> Refusal | None:
         origin = said.get(b"origin")

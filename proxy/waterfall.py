@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+SHOWN_S = 0.00005
+"""Parts below 0.05 ms round to nothing in Server-Timing."""
 PARTS = ("queue", "resolve", "connect", "tls", "upload", "wait", "first_byte", "answer")
 
 
@@ -65,15 +67,18 @@ class Waterfall:
         opened, sent = self.opened, self.sent
         if not opened <= sent <= self.head:
             sent = self.head
-        queue = opened - self.start - self.resolve_s - self.connect_s - self.tls_s
-        dial = ""
-        if self.connect_s or self.tls_s:
-            dial = f"resolve;dur={self.resolve_s * 1e3:.1f}, connect;dur={self.connect_s * 1e3:.1f}, "
-            dial += f"tls;dur={self.tls_s * 1e3:.1f}, "
-        return (
-            f'headrace;desc="{description}", queue;dur={max(queue, 0.0) * 1e3:.1f}, {dial}'
-            f"upload;dur={(sent - opened) * 1e3:.1f}, wait;dur={(self.head - sent) * 1e3:.1f}"
-        ).encode("latin-1")
+        value = f'headrace;desc="{description}", wait;dur={(self.head - sent) * 1e3:.1f}'
+        # Most requests meet a warm connection: what took no time worth a digit is left out.
+        if opened - self.start > SHOWN_S:
+            value += self._dial_timing()
+        if sent - opened > SHOWN_S:
+            value += f", upload;dur={(sent - opened) * 1e3:.1f}"
+        return value.encode("latin-1")
+
+    def _dial_timing(self) -> str:
+        queue = self.opened - self.start - self.resolve_s - self.connect_s - self.tls_s
+        parts = (("queue", queue), ("resolve", self.resolve_s), ("connect", self.connect_s), ("tls", self.tls_s))
+        return "".join([f", {name};dur={seconds * 1e3:.1f}" for name, seconds in parts if seconds > SHOWN_S])
 
 
 @dataclass(slots=True)

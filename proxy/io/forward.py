@@ -18,10 +18,10 @@ import config.model
 from proxy import errors
 from proxy.forwarding import AllowList, pac_file, target_of
 from proxy.io.eyeballs import connect_first
-from proxy.io.inbound_h1 import reset
 from proxy.io.local import say
 from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin
 from proxy.io.upgrades import PlainTunnel
+from proxy.io.wire import reset
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Leg, Party, Receiver, RequestHead, ResponseHead, Stage
 from resolver.errors import ResolverError
 

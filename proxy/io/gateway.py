@@ -4,9 +4,9 @@ Theory: the rims know bytes, the relay knows legs; this file knows what headrace
 of trust: what must be refused first, what is ours next, pools last.
 
       CONNECT on the http listener ---------> forward proxy (allow list)
-      foreign Host, foreign Origin ---------> refused
+      loop, foreign Host, foreign Origin ---------> refused
       DNS over HTTPS path, /proxy.pac under our own names ---------> answered here
-      replay in 0-RTT, body over the limit, loop ---------> refused
+      replay in 0-RTT, body over the limit ---------> refused
       a pool's host or path prefix ---------> relay
 
 Owner: the daemon. `apply` swaps the configuration between two requests; exchanges in progress keep what they began with.
@@ -140,8 +140,6 @@ class Gateway:
                 "body_too_large",
                 f"request body of {head.length} bytes, the limit is {limit} (proxy.max_body_size)",
             )
-        if headers.is_loop(head.fields):
-            return Refusal(508, "loop", "the request came through this proxy too often")
         return None
 
     def _serve_own(self, leg: Leg, head: RequestHead, origin: Origin) -> bool:

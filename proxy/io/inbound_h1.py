@@ -17,11 +17,7 @@ Writes of one loop turn leave together: head and first body bytes in one segment
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import struct
 from enum import Enum
-from typing import cast
 
 from proxy import errors
 from proxy.h1 import (
@@ -36,7 +32,8 @@ from proxy.h1 import (
     write_response,
 )
 from proxy.io.orphans import peer_is_gone
-from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin, Service
+from proxy.io.rims import Origin, Service
+from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 
 LINGER_S = 2.0
@@ -46,7 +43,6 @@ GONE_AFTER_S, GONE_EVERY_S = (
     0.02,
     1.0,
 )  # after a FIN: when to ask whether anybody is left to answer, and how often again
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Phase(Enum):
@@ -56,15 +52,6 @@ class Phase(Enum):
     TUNNEL = "tunnel"
     LINGER = "linger"
     CLOSED = "closed"
-
-
-def reset(transport: asyncio.Transport) -> None:
-    """Close with RST, so that the peer knows at once that nothing more is wanted."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-    transport.abort()
 
 
 class H1ServerConnection(asyncio.Protocol):
@@ -78,7 +65,7 @@ class H1ServerConnection(asyncio.Protocol):
         idle_s = int(self.limits.idle_timeout_s)
         self.keep_alive = b"keep-alive: timeout=%d\r\n" % idle_s if idle_s else b""
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self.wire = Wire(self._loop)
         self._phase = Phase.HEAD
         self._buffer = b""
         self._searched = 0
@@ -86,11 +73,8 @@ class H1ServerConnection(asyncio.Protocol):
         self._reader: BodyReader | None = None
         self._request_whole = False
         self._eof = self._fin_sent = False
-        self._reading = True
         self._draining = False
         self._served = 0
-        self._out: list[bytes] = []
-        self._flush_due = False
         self._full = False
         self._lingered = 0
         self._deadline = 0.0
@@ -99,8 +83,7 @@ class H1ServerConnection(asyncio.Protocol):
     # ---------------------------------------------------------------- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
+        self.wire.attach(transport)
         if not self.service.on_connected(self):
             self._close()
             return
@@ -154,13 +137,9 @@ class H1ServerConnection(asyncio.Protocol):
     def _cancel_if_gone(self, leg: H1ClientLeg) -> None:
         """After a FIN: end an exchange that nobody waits for. Asked again while it lasts, for a client that first shut
         down and then closed tells us nothing the second time."""
-        transport = self._transport
-        if self._leg is not leg or self._phase is not Phase.ANSWER or transport is None:
+        if self._leg is not leg or self._phase is not Phase.ANSWER:
             return
-        own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
-        if not isinstance(own, tuple) or not isinstance(peer, tuple):
-            return
-        gone = peer_is_gone((own[0], own[1]), (peer[0], peer[1]))
+        gone = peer_is_gone(self.wire.name("sockname"), self.wire.name("peername"))
         if gone:
             self._leg = None
             leg.receiver.on_abort(Abort(Party.CLIENT, Stage.BODY, Cause.CANCELLED, "connection closed"))
@@ -253,12 +232,12 @@ class H1ServerConnection(asyncio.Protocol):
             return
         self._buffer = self._buffer + data if self._buffer else data
         if len(self._buffer) > self.limits.max_header_bytes:
-            self._stop_reading()
+            self.wire.pause()
 
     def _refuse(self, problem: HeadError) -> None:
         head, body = errors.own_answer(problem.status, problem.detail, code="bad_request")
         raw, _ = write_response(head, http10=False, close=True)
-        self._write(raw + body)
+        self.wire.write(raw + body)
         self._linger()
 
     # ---------------------------------------------------------------- answers, called by the leg
@@ -274,7 +253,7 @@ class H1ServerConnection(asyncio.Protocol):
         self._phase = Phase.HEAD
         self._searched = 0
         self._set_deadline(self.limits.idle_timeout_s)
-        self._start_reading()
+        self.wire.resume()
         if self._buffer:
             # Not from inside the answer's call: a burst of pipelined requests must not nest.
             self._loop.call_soon(self._resume_head)
@@ -291,46 +270,33 @@ class H1ServerConnection(asyncio.Protocol):
         if not flush:
             self._abort_transport()
             return
-        self._flush()
-        self._phase = Phase.LINGER
-        if self._transport is not None:
-            self._transport.close()
+        self._close()
         self._set_deadline(FLUSH_S)
 
     def start_tunnel(self) -> None:
         self._phase = Phase.TUNNEL
         self._request_whole = True
         early, self._buffer = self._buffer, b""
-        self._start_reading()
+        self.wire.resume()
         if early and self._leg is not None:
             self._loop.call_soon(self.data_received, early)
 
     def half_close(self) -> None:
-        """Say FIN after what was written; the other direction goes on. TLS has no half-close in asyncio: there the
-        connection stays whole until the peer ends it, or whoever holds the tunnel loses patience."""
-        self._flush()
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
+        """Say FIN after what was written; the other direction goes on. Over TLS the connection stays whole until the peer
+        ends it, or whoever holds the tunnel loses patience."""
         self._fin_sent = True
         if self._eof:
-            transport.close()
-        elif transport.can_write_eof():
-            transport.write_eof()
-
-    def write_soon(self, piece: bytes) -> None:
-        self._out.append(piece)
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+            self.wire.close()
+        else:
+            self.wire.half_close()
 
     def stop_reading(self, leg: H1ClientLeg) -> None:
         if self._leg is leg and self._phase in (Phase.BODY, Phase.TUNNEL):
-            self._stop_reading()
+            self.wire.pause()
 
     def start_reading(self, leg: H1ClientLeg) -> None:
         if self._leg is leg:
-            self._start_reading()
+            self.wire.resume()
 
     @property
     def request_whole(self) -> bool:
@@ -359,50 +325,24 @@ class H1ServerConnection(asyncio.Protocol):
         if self._phase is Phase.CLOSED:
             return
         self._phase = Phase.LINGER
-        self._flush()
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if self._eof or (self._request_whole and not self._buffer) or not transport.can_write_eof():
-            transport.close()
+        owed = not self._eof and (not self._request_whole or bool(self._buffer))
+        if owed and self.wire.half_close():
+            self.wire.resume()
+            self._set_deadline(LINGER_S)
+        else:
+            self.wire.close()
             self._set_deadline(FLUSH_S)
-            return
-        transport.write_eof()
-        self._start_reading()
-        self._set_deadline(LINGER_S)
 
     def _close(self) -> None:
         self._phase = Phase.LINGER
-        if self._transport is not None:
-            self._transport.close()
+        self.wire.close()
 
     def _abort_transport(self) -> None:
-        if self._phase is not Phase.CLOSED and self._transport is not None:
+        if self._phase is not Phase.CLOSED:
             self._phase = Phase.LINGER
-            reset(self._transport)
+            self.wire.reset()
 
-    # ---------------------------------------------------------------- plumbing
-
-    def _write(self, raw: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(raw)
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        if not self._out:
-            return
-        out, self._out = self._out, []
-        self._write(out[0] if len(out) == 1 else b"".join(out))
-
-    def _stop_reading(self) -> None:
-        if self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = False
-            self._transport.pause_reading()
-
-    def _start_reading(self) -> None:
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
+    # ---------------------------------------------------------------- time
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = self._loop.time() + seconds
@@ -472,22 +412,22 @@ class H1ClientLeg:
                     head.status, head.fields, length=0, no_body=True, reason=head.reason or b"Connection established"
                 )
             raw, _ = write_response(head, http10=False, close=False)
-            connection.write_soon(raw)
+            connection.wire.write(raw)
             connection.start_tunnel()
             return
         raw, self._chunked = write_response(
             head, http10=framing.http10, close=self._close, keep_alive=connection.keep_alive
         )
-        connection.write_soon(raw)
+        connection.wire.write(raw)
 
     def interim(self, head: ResponseHead) -> None:
         if not self._dead and not self._framing.http10:
             raw, _ = write_response(head, http10=False, close=False)
-            self._connection.write_soon(raw)
+            self._connection.wire.write(raw)
 
     def data(self, chunk: bytes) -> None:
         if not self._dead:
-            self._connection.write_soon(write_chunk(chunk) if self._chunked else chunk)
+            self._connection.wire.write(write_chunk(chunk) if self._chunked else chunk)
 
     def trailers(self, fields: Fields) -> None:
         self._trailers = fields
@@ -501,7 +441,7 @@ class H1ClientLeg:
             return
         self._dead = True
         if self._chunked:
-            connection.write_soon(write_last_chunk(self._trailers))
+            connection.wire.write(write_last_chunk(self._trailers))
         connection.finish(self, keep_alive=not self._close)
 
     def abort(self, abort: Abort) -> None:

@@ -18,7 +18,6 @@ import os
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 from proxy.h1 import (
     BodyReader,
@@ -31,8 +30,7 @@ from proxy.h1 import (
     write_last_chunk,
     write_request,
 )
-from proxy.io.inbound_h1 import reset
-from proxy.io.rims import HIGH_WATER, LOW_WATER
+from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 
 MAX_RESPONSE_HEAD = 256 * 1024  # bytes; providers send large policy headers, an endless head is refused
@@ -52,18 +50,11 @@ class H1EdgeConnection(asyncio.Protocol):
         self.on_change: Callable[[], None] = _nothing
         self.closed = False
         self.idle_hint_s = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self.wire = Wire(asyncio.get_running_loop())
+        self.room = 0
         self._leg: H1EdgeLeg | None = None
         self._exchanges = 0
         self._retired = False
-        self._reading = True
-        self._out: list[bytes] = []
-        self._flush_due = False
-
-    @property
-    def room(self) -> int:
-        return 1 if self._leg is None and not self.closed and not self._retired and self._transport is not None else 0
 
     @property
     def active(self) -> int:
@@ -73,10 +64,12 @@ class H1EdgeConnection(asyncio.Protocol):
         assert self.room, "no room for another exchange"
         leg = self._leg = H1EdgeLeg(self, reused=self._exchanges > 0)
         self._exchanges += 1
+        self.room = 0
         return leg
 
     def close(self) -> None:
         self._retired = True
+        self.room = 0
         if self._leg is None:
             self._shut()
 
@@ -87,8 +80,8 @@ class H1EdgeConnection(asyncio.Protocol):
     # ---------------------------------------------------------------- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
+        self.wire.attach(transport)
+        self.room = 0 if self._retired else 1
 
     def data_received(self, data: bytes) -> None:
         if self._leg is None:
@@ -105,6 +98,7 @@ class H1EdgeConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self.room = 0
         leg, self._leg = self._leg, None
         if leg is not None:
             leg.lost("connection closed" if exc is None else "connection reset", clean=exc is None)
@@ -120,65 +114,32 @@ class H1EdgeConnection(asyncio.Protocol):
 
     # ---------------------------------------------------------------- called by the leg
 
-    def write_soon(self, piece: bytes) -> None:
-        self._out.append(piece)
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
-
-    def half_close(self) -> None:
-        """FIN after what was written. TLS has none: there the connection stays whole until the edge ends it."""
-        self._flush()
-        transport = self._transport
-        if transport is not None and not transport.is_closing() and transport.can_write_eof():
-            transport.write_eof()
-
     def release(self, leg: H1EdgeLeg, *, reusable: bool) -> None:
         """The exchange of `leg` is over."""
         if self._leg is not leg:
             return
         self._leg = None
-        if reusable and not self._retired:
-            self.start_reading()
+        if reusable and not self._retired and not self.closed:
+            self.room = 1
+            self.wire.resume()
             self.on_change()
         else:
             self._shut()
 
     def kill(self, leg: H1EdgeLeg) -> None:
+        """Cancel the exchange of `leg`, and with it the connection."""
         if self._leg is leg:
             self._leg = None
             self.closed = True
-            self._out.clear()
-            if self._transport is not None:
-                reset(self._transport)
+            self.room = 0
+            self.wire.reset()
             self.on_change()
-
-    def stop_reading(self) -> None:
-        if self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = False
-            self._transport.pause_reading()
-
-    def start_reading(self) -> None:
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
-
-    # ---------------------------------------------------------------- plumbing
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        if not self._out:
-            return
-        out, self._out = self._out, []
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _shut(self) -> None:
         if not self.closed:
             self.closed = True
-            self._flush()
-            if self._transport is not None:
-                self._transport.close()
+            self.room = 0
+            self.wire.close()
             self.on_change()
 
 
@@ -218,7 +179,7 @@ class H1EdgeLeg:
         if head.protocol == b"websocket" and head.get(b"sec-websocket-key") is None:
             head = self._with_key(head)
         raw, self._chunked = write_request(head)
-        self._connection.write_soon(raw)
+        self._connection.wire.write(raw)
 
     def _with_key(self, head: RequestHead) -> RequestHead:
         """The handshake of RFC 6455 4.1 for a client of HTTP/2 or HTTP/3, whose own has no key (RFC 8441 5)."""
@@ -231,7 +192,7 @@ class H1EdgeLeg:
 
     def data(self, chunk: bytes) -> None:
         if not self._dead:
-            self._connection.write_soon(write_chunk(chunk) if self._chunked else chunk)
+            self._connection.wire.write(write_chunk(chunk) if self._chunked else chunk)
 
     def trailers(self, fields: Fields) -> None:
         self._trailers = fields
@@ -241,12 +202,12 @@ class H1EdgeLeg:
             return
         self._sent_whole = True
         if self._tunnel:
-            self._connection.half_close()
+            self._connection.wire.half_close()
             if self._ended:
                 self._finish(reusable=False)
             return
         if self._chunked:
-            self._connection.write_soon(write_last_chunk(self._trailers))
+            self._connection.wire.write(write_last_chunk(self._trailers))
         if self._ended:
             self._finish(reusable=self._keep_alive)
 
@@ -257,11 +218,11 @@ class H1EdgeLeg:
 
     def pause(self) -> None:
         if not self._dead:
-            self._connection.stop_reading()
+            self._connection.wire.pause()
 
     def resume(self) -> None:
         if not self._dead:
-            self._connection.start_reading()
+            self._connection.wire.resume()
 
     # ---------------------------------------------------------------- from the connection
 

@@ -85,7 +85,8 @@ class Exchange:
     """One request and its answer, from the head to the end."""
 
     __slots__ = (
-        "__weakref__", "_attempts", "_begun", "_command", "_marks", "_opening", "_run", "abort", "bytes_in", "bytes_out",
+        "__weakref__", "_attempts", "_begun", "_candidates", "_command", "_marks", "_opening", "_run", "abort", "bytes_in",
+        "bytes_out",
         "client", "client_ended", "client_full", "continued", "deadline", "edge", "edge_full", "head", "held_back", "id",
         "kept", "kept_bytes", "leg", "observer", "origin", "phase", "pool", "relay", "started_at", "status", "switched",
         "target", "total_deadline", "trailers", "waterfall",
@@ -116,6 +117,7 @@ class Exchange:
         self.waterfall = Waterfall(relay.clock())
         self.deadline = self.total_deadline = NEVER
         self._attempts: Attempts | None = None
+        self._candidates: list[str] = []
         self._command: Dial | None = None
         self._opening: Opening | None = None
         self._marks: DialMarks | None = None
@@ -140,28 +142,37 @@ class Exchange:
         now, pool, config = self.waterfall.start, self.pool, self.pool.config
         if config.timeouts.total_s:
             self.total_deadline = now + config.timeouts.total_s
-        attempts = self._attempts = Attempts(
-            retry=config.retry,
-            budget=pool.budget,
-            candidates=pool.choose(now, self.origin.peer.encode()),
-            follow_redirects=config.websocket.follow_redirects,
-        )
-        command = attempts.first(now)
-        if isinstance(command, Dial):
-            self._dial(command)
-        else:
-            shed = pool.shed(now)
-            self.abort = Abort(Party.US, Stage.CONNECT, Cause.REFUSED, shed.reason, unprocessed=True)
-            self.say(*errors.shed(config.name, shed.reason, shed.retry_after_s, self.dialect))
+        self._candidates = pool.choose(now, self.origin.peer.encode() if config.strategy == "hash" else b"")
+        pool.budget.note_request(now)
+        if self._candidates:
+            self._dial(self._candidates[0], fresh=False)
+            return
+        shed = pool.shed(now)
+        self.abort = Abort(Party.US, Stage.CONNECT, Cause.REFUSED, shed.reason, unprocessed=True)
+        self.say(*errors.shed(config.name, shed.reason, shed.retry_after_s, self.dialect))
 
-    def _dial(self, command: Dial) -> None:
-        edge = self.pool.edges[command.edge_id]
+    @property
+    def attempts(self) -> Attempts:
+        """The book of this request's dials, opened when the first of them was not enough."""
+        if self._attempts is None:
+            config = self.pool.config
+            self._attempts = Attempts(
+                retry=config.retry,
+                budget=self.pool.budget,
+                candidates=self._candidates,
+                follow_redirects=config.websocket.follow_redirects,
+            )
+            self._attempts.started(self._candidates[0])
+        return self._attempts
+
+    def _dial(self, edge_id: str, *, fresh: bool) -> None:
+        edge = self.pool.edges[edge_id]
         if edge.config.standby and self.offers_redirect:
             self._send_to_standby(edge)
             return
         self._opening = opening = Opening(self)
         self.deadline = NEVER  # the dial has its own: timeouts.connect
-        self.ask_for_leg(edge, opening, fresh=command.fresh)
+        self.ask_for_leg(edge, opening, fresh=fresh)
 
     def ask_for_leg(self, edge: EdgeState, opening: object, *, fresh: bool) -> None:
         """Begin with an edge: it counts this request from now on."""
@@ -214,21 +225,21 @@ class Exchange:
 
     def next_after(self, abort: Abort, *, reused: bool) -> Dial | GiveUp:
         """What `proxy.failover` says to the failure of the current edge."""
-        assert self._attempts is not None and self.edge is not None
+        assert self.edge is not None
         now = self.relay.clock()
         self._finish_edge(abort, now)
         replayable = self.kept is not None or self.switched is not None
-        return self._attempts.on_failed(
+        return self.attempts.on_failed(
             self.edge.id, abort, reused=reused, replayable=replayable, method=self.head.method, now=now
         )
 
     def second_try(self, status: int, now: float, *, redirect_to: str | None, idempotent: bool) -> Dial | None:
         """What `proxy.failover` says to an answer that may be left unread."""
-        assert self._attempts is not None and self.edge is not None
+        assert self.edge is not None
         replayable = self.kept is not None and self.client_ended
         if redirect_to is not None:
-            return self._attempts.on_redirect(redirect_to, replayable=replayable, now=now)
-        return self._attempts.on_status(self.edge.id, status, replayable=replayable, idempotent=idempotent, now=now)
+            return self.attempts.on_redirect(redirect_to, replayable=replayable, now=now)
+        return self.attempts.on_status(self.edge.id, status, replayable=replayable, idempotent=idempotent, now=now)
 
     def leave_for(self, command: Dial) -> None:
         """Leave the current edge's answer unread and dial another."""
@@ -248,7 +259,7 @@ class Exchange:
 
     def _do_dial(self) -> None:
         assert self._command is not None
-        self._dial(self._command)
+        self._dial(self._command.edge_id, fresh=self._command.fresh)
 
     def _do_send(self) -> None:
         leg = self.leg
@@ -300,10 +311,11 @@ class Exchange:
         return ResponseHead(head.status, fields, head.length, head.no_body, head.reason)
 
     def _describe(self) -> str:
-        edge, marks, attempts = self.edge, self._marks, self._attempts
-        assert edge is not None and marks is not None and attempts is not None
+        edge, marks = self.edge, self._marks
+        assert edge is not None and marks is not None
         how = " reused" if marks.reused else " resumed" if marks.resumed else ""
-        return f"{self.id} {edge.id} {marks.version}{how}{f' retries={attempts.moves}' if attempts.moves else ''}"
+        retries = f" retries={self._attempts.moves}" if self._attempts is not None and self._attempts.moves else ""
+        return f"{self.id} {edge.id} {marks.version}{how}{retries}"
 
     def _do_fail(self) -> None:
         assert self.abort is not None

@@ -38,7 +38,7 @@ def test_server_timing_is_in_milliseconds() -> None:
     fall.open(0.010, 0.002, 0.003, 0.005)
     fall.sent = fall.head = 0.2
     assert fall.server_timing("1 a h2").decode() == (
-        'headrace;desc="1 a h2", queue;dur=0.0, resolve;dur=2.0, connect;dur=3.0, tls;dur=5.0, upload;dur=190.0, wait;dur=0.0'
+        'headrace;desc="1 a h2", wait;dur=0.0, resolve;dur=2.0, connect;dur=3.0, tls;dur=5.0, upload;dur=190.0'
     )
 
 
@@ -46,4 +46,4 @@ def test_server_timing_of_a_reused_connection_names_no_dial() -> None:
     fall = Waterfall(1.0)
     fall.open(1.001, 0.0, 0.0, 0.0)
     fall.sent, fall.head = 1.002, 1.1
-    assert fall.server_timing("x") == b'headrace;desc="x", queue;dur=1.0, upload;dur=1.0, wait;dur=98.0'
+    assert fall.server_timing("x") == b'headrace;desc="x", wait;dur=98.0, queue;dur=1.0, upload;dur=1.0'

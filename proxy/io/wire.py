@@ -1,0 +1,113 @@
+"""Write to a connection once a loop turn, pause and resume its reading, and end it in the way that is meant.
+
+Theory: a head and the first body bytes belong into one segment and one TLS record, so pieces written in one loop turn leave
+together. uvloop's plain TCP transports gather by themselves (one writev at the end of the turn) and are written to directly;
+asyncio's, and every TLS transport, would make a system call or a record of each piece, and get them joined.
+
+Owner: the rim whose protocol the transport has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from typing import cast
+
+from proxy.io.rims import HIGH_WATER, LOW_WATER
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close with RST, so that the peer knows at once that nothing more is wanted."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    transport.abort()
+
+
+def _gathers(transport: asyncio.Transport) -> bool:
+    return type(transport).__module__.startswith("uvloop") and transport.get_extra_info("ssl_object") is None
+
+
+def _nowhere(piece: bytes) -> None: ...
+
+
+class Wire:
+    """One connection's transport. Every call is allowed at any time; before `attach` and after the end they do nothing."""
+
+    __slots__ = ("_flush_due", "_loop", "_out", "_reading", "_transport", "write")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._flush_due = False
+        self._reading = True
+        self.write: Callable[[bytes], None] = _nowhere
+        """Send a piece within this loop turn."""
+
+    def attach(self, transport: asyncio.BaseTransport) -> None:
+        made = self._transport = cast(asyncio.Transport, transport)
+        made.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
+        self.write = made.write if _gathers(made) else self._write_soon
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def name(self, which: str) -> tuple[str, int]:
+        """`sockname` or `peername`."""
+        found = self._transport.get_extra_info(which) if self._transport is not None else None
+        return (found[0], found[1]) if found else ("", 0)
+
+    def _write_soon(self, piece: bytes) -> None:
+        self._out.append(piece)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Give what was gathered to the transport now."""
+        self._flush_due = False
+        out = self._out
+        if out:
+            self._out = []
+            if self.is_open:
+                cast(asyncio.Transport, self._transport).write(out[0] if len(out) == 1 else b"".join(out))
+
+    def pause(self) -> None:
+        if self._reading and self.is_open:
+            self._reading = False
+            cast(asyncio.Transport, self._transport).pause_reading()
+
+    def resume(self) -> None:
+        if not self._reading and self.is_open:
+            self._reading = True
+            cast(asyncio.Transport, self._transport).resume_reading()
+
+    def half_close(self) -> bool:
+        """FIN after what was written; False where it cannot be said: TLS has no half-close in asyncio."""
+        self.flush()
+        if self._transport is None or not self._transport.can_write_eof():
+            return False
+        if self.is_open:
+            self._transport.write_eof()
+        return True
+
+    def close(self) -> None:
+        """Close once what was written has left."""
+        self.flush()
+        if self.is_open:
+            cast(asyncio.Transport, self._transport).close()
+
+    def reset(self) -> None:
+        """Drop what was written and close with RST."""
+        self._out.clear()
+        self.write = _nowhere
+        if self._transport is not None:
+            reset(self._transport)
