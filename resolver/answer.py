@@ -31,6 +31,7 @@ LONGEST_CHAIN = 16
 PADDED_TO = 468
 """Block size of padded replies over TLS (RFC 8467 4.1)."""
 
+_ASKED = b"\xc0\x0c"  # a compression pointer to the question's name
 _TTL = struct.Struct("!I")
 _pack_into = struct.Struct("!HH").pack_into
 _pack_header = struct.Struct("!HHHHHH").pack
@@ -83,12 +84,13 @@ class Rr(NamedTuple):
     rdata: bytes
 
 
-def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool) -> Answer:
+def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layout: w.Scan | None = None) -> Answer:
     """What an upstream said, in the form that is kept. AD survives only from a `trusted` (encrypted) upstream.
 
-    Raises Malformed when the message is no whole answer to the question, or its CNAMEs loop or exceed LONGEST_CHAIN.
+    `layout` is the scan of `wire` where there is one already. Raises Malformed when the message is no whole answer to
+    the question, or its CNAMEs loop or exceed LONGEST_CHAIN.
     """
-    found = w.scan(wire)
+    found = layout or w.scan(wire)
     if not found.flags & w.QR or found.flags & w.TC:
         raise Malformed(f"flags {found.flags:#06x}: not a whole reply")
     asked = wire[w.HEADER : found.question_end]
@@ -97,7 +99,9 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool) -> A
         raise Malformed("reply to another question")
     # What follows OPT goes: taking OPT out would move it, and additional records are a courtesy.
     records = found.records[: found.opt_index] if found.opt else found.records
-    negative, end = _verdict(wire, found, question)
+    end = _chain_end(wire, found, question)
+    has_data = _has(wire, found, end, question)
+    negative = None if has_data and found.rcode == w.NOERROR else _denial(found)
     out = bytearray(wire[: found.opt.start if found.opt else found.end])
     flags = w.QR | w.RA | found.flags & 15 | (found.flags & w.AD if trusted else 0)
     extra = len(records) - found.answers - found.authorities
@@ -106,7 +110,7 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool) -> A
     _own_case(out, records, question.name)
     ttl_s = _bound_ttls(out, records, bounds, negative)
     denies = found.rcode == w.NXDOMAIN and end == question.name
-    unfinished = end if negative is None and found.rcode == w.NOERROR and not _has(wire, found, end, question) else b""
+    unfinished = end if negative is None and found.rcode == w.NOERROR and not has_data else b""
     if unfinished == question.name:
         unfinished = b""  # neither data nor SOA: nothing to ask for and, by RFC 2308 5, nothing to keep
         ttl_s = 0
@@ -115,23 +119,20 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool) -> A
     return Answer(bytes(out), tuple(r.rdata_at - 6 for r in records), ttl_s, found.rcode, denies, unfinished)
 
 
-def _verdict(wire: bytes, found: w.Scan, question: Question) -> tuple[w.Record | None, bytes]:
-    """The SOA that makes the answer a negative one, if so, and the name at the end of its CNAME chain."""
-    end = question.name
-    if question.type not in (w.CNAME, w.ANY) and any(r.type == w.CNAME for r in found.records[: found.answers]):
-        end = _chain_end(wire, found, question.name)
-    if found.rcode == w.NOERROR and _has(wire, found, end, question):
-        return None, end
+def _denial(found: w.Scan) -> w.Record | None:
+    """The SOA that makes an answer without data a negative one (RFC 2308 2)."""
     authority = found.records[found.answers : found.answers + found.authorities]
-    return next((r for r in authority if r.type == w.SOA and r.rdata_len >= 22), None), end
+    return next((r for r in authority if r.type == w.SOA and r.rdata_len >= 22), None)
 
 
-def _chain_end(wire: bytes, found: w.Scan, name: bytes) -> bytes:
-    targets = {
-        w.name_at(wire, r.start): w.name_at(wire, r.rdata_at)
-        for r in found.records[: found.answers]
-        if r.type == w.CNAME
-    }
+def _chain_end(wire: bytes, found: w.Scan, question: Question) -> bytes:
+    """The name at the end of the answer's CNAME chain: the one that was asked, where there is none."""
+    name, targets = question.name, {}
+    if question.type in (w.CNAME, w.ANY):
+        return name
+    for record in found.records[: found.answers]:
+        if record.type == w.CNAME:
+            targets[w.name_at(wire, record.start)] = w.name_at(wire, record.rdata_at)
     for _ in range(LONGEST_CHAIN + 1):
         if name not in targets:
             return name
@@ -140,10 +141,17 @@ def _chain_end(wire: bytes, found: w.Scan, name: bytes) -> bytes:
 
 
 def _has(wire: bytes, found: w.Scan, name: bytes, question: Question) -> bool:
-    answers = found.records[: found.answers]
-    if question.type == w.ANY:
-        return bool(answers)
-    return any(r.type == question.type and w.name_at(wire, r.start) == name for r in answers)
+    """Whether the answer holds what was asked under `name`, the end of its chain."""
+    for record in found.records[: found.answers]:
+        if question.type == w.ANY:
+            return True
+        if record.type == question.type:
+            at = record.start
+            # The usual owner is a pointer to the question, which was compared already.
+            owner = question.name if wire[at : at + 2] == _ASKED else w.name_at(wire, at)
+            if owner == name:
+                return True
+    return False
 
 
 def _own_case(out: bytearray, records: Sequence[w.Record], name: bytes) -> None:

@@ -36,6 +36,7 @@ PREFETCH_SHARE = 0.1
 _MOST_HITS = 3  # what one entry can save up: more would make a once hot name immovable
 
 _NO_TYPE = b"\0\0"
+_FLAGS = tuple(bytes((0x80 | flags,)) for flags in range(4))  # DO, then CD (0x10 of the header's flags)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +58,17 @@ class Entry:
 
 def key_of(question: Question, scope: bytes = b"") -> bytes:
     """Scope, DO and CD, type, name, subnet. The first byte tells a scope (a label's length) from the flags."""
-    flags = 0x80 | question.do | question.cd << 1
-    return b"%b%c%b%b%b" % (scope, flags, question.type.to_bytes(2), question.name, question.ecs)
+    section = question.section
+    return scope + _FLAGS[question.do | question.flags >> 3 & 2] + section[-4:-2] + question.name + question.ecs
+
+
+def _denials_of(question: Question, scope: bytes) -> bytes:
+    """How the key of every denial begins that this question may use; the denied name follows."""
+    return scope + _FLAGS[question.do | question.flags >> 3 & 2] + _NO_TYPE
 
 
 def _denial_key(question: Question, name: bytes, scope: bytes) -> bytes:
-    flags = 0x80 | question.do | question.cd << 1
-    return b"%b%c%b%b" % (scope, flags, _NO_TYPE, name)
+    return _denials_of(question, scope) + name
 
 
 class Cache:
@@ -104,10 +109,15 @@ class Cache:
         """The denial of a parent of this name. Not for DO: the proof of the parent does not name the child."""
         if question.do:
             return None
-        for name in w.suffixes(question.name):
-            entry = self.peek(_denial_key(question, name, scope))
-            if entry is not None and now < entry.expires_at and name != question.name:
+        begin, name = _denials_of(question, scope), question.name
+        probation, protected = self._probation, self._protected
+        at = name[0] + 1 if name[0] else 1  # the name itself is `fresh`'s
+        while at < len(name):
+            key = begin + name[at:]
+            entry = protected.get(key) or probation.get(key)
+            if entry is not None and now < entry.expires_at:
                 return entry
+            at += name[at] + 1
         return None
 
     def stale(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:

@@ -43,6 +43,7 @@ class LocalNames:
         written = {(name, kind) for name, types in self._names.items() for kind in types}
         for text in hosts:
             self._read_hosts(text, written)
+        self._has_wildcards = any(name.startswith(_STAR) for name in self._names)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -106,7 +107,7 @@ class LocalNames:
     def _types(self, name: bytes) -> dict[int, list[Rr]] | None:
         """The records at a name, or at `*` of its closest parent that has one (RFC 4592 without its corners)."""
         exact = self._names.get(name)
-        if exact is not None:
+        if exact is not None or not self._has_wildcards:
             return exact
         parents = w.suffixes(name)
         next(parents)

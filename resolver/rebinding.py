@@ -7,7 +7,7 @@ second step. HTTPS and SVCB hints are addresses too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 from resolver import wire as w
@@ -44,10 +44,9 @@ def _is_private_v4(first: int, second: int) -> bool:
     )
 
 
-def private_address(wire: bytes) -> str:
-    """The first private address of an answer in text form; empty when there is none."""
-    found = w.scan(wire)
-    for record in found.records:
+def private_address(wire: bytes, records: Sequence[w.Record] | None = None) -> str:
+    """The first private address of an answer in text form; empty when there is none. `records` of it, if known."""
+    for record in w.scan(wire).records if records is None else records:
         for packed in _addresses(wire, record):
             if is_private(packed):
                 return str(ip_address(packed))

@@ -45,6 +45,8 @@ SPECIAL: dict[bytes, Special] = {
     **{w.name_from_text(name): Special.EMPTY for name in _private_reverse()},
 }
 
+# One look at the end spares nearly every name a walk through its parents.
+_SPECIAL_ENDS = tuple({list(w.suffixes(name))[-2] for name in SPECIAL})
 _LOCALHOST = w.name_from_text("localhost")
 _POINTERS = {w.name_from_text("1.0.0.127.in-addr.arpa"), w.name_from_text("1." + "0." * 31 + "ip6.arpa")}
 _DDR = w.name_from_text("_dns.resolver.arpa")
@@ -69,6 +71,8 @@ class Zones:
 
     def stays(self, question: Question) -> Answer | None:
         """The answer of a name that never leaves; None when it may be asked of somebody."""
+        if not question.name.endswith(_SPECIAL_ENDS):
+            return None
         for suffix in w.suffixes(question.name):
             if suffix in self._zones:
                 return None
