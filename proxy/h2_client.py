@@ -26,6 +26,7 @@ from proxy.h2_heads import read_response, read_trailers, write_fields, write_req
 from proxy.h2_limits import MAX_INTERIM, H2Limits
 from proxy.h2_streams import Stream
 from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
+from proxy.priority import UNSAID, of_fields
 
 MAX_OPEN_STREAMS = 256
 """Ours, where the peer allows more."""
@@ -206,6 +207,7 @@ class ClientConnection(Connection):
         stream.tunnel = head.protocol != b"" or head.method == b"CONNECT"
         stream.pending_head = None
         stream.send_window = self.sender.stream_window
+        stream.priority = of_fields(head.fields) or UNSAID  # uploads share a connection too (RFC 9218 9)
         stream.opened_turn = self.sender.turn
         self.streams[stream.id] = stream
         self.sender.headers(stream, write_request(head))

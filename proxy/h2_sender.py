@@ -1,8 +1,9 @@
 """What we send on an HTTP/2 connection: frames in order, DATA within both windows, one buffer for a loop turn.
 
 Theory: frames gather in `out` until the rim takes them all for one write. DATA goes straight in when both windows, the
-frame size and the transport allow; the rest waits on its stream, and `pump` serves the waiting streams in turns. END_STREAM
-is set on the frame that already lies in `out` when the end comes in the same turn, which saves a frame an answer.
+turn's room and the transport allow and nobody waits; the rest waits on its stream, and `pump` serves the waiting streams as
+`proxy.turns` says, by RFC 9218. What is in `out` cannot be overtaken any more, so a turn takes PUMP_BYTES and no more.
+END_STREAM is set on the frame that already lies in `out` when the end comes in the same turn, which saves a frame an answer.
 
 Rules for editing: 1. a header block is encoded at the moment it enters `out`, since the peer decodes in that order;
 2. receivers are called after the loop over the streams, for they may send.
@@ -10,7 +11,6 @@ Rules for editing: 1. a header block is encoded at the moment it enters `out`, s
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError
@@ -30,6 +30,8 @@ from proxy.h2_limits import MAX_UNSENT_CONTROL_BYTES
 from proxy.h2_streams import Stream
 from proxy.hpack import Encoder
 from proxy.messages import Fields
+from proxy.priority import Priority
+from proxy.turns import Turns
 
 STREAM_HIGH = 256 * 1024
 STREAM_LOW = 64 * 1024
@@ -37,38 +39,9 @@ CONNECTION_HIGH = 8 * 1024 * 1024
 """Bytes waiting on all streams together: above it each stream is full at STREAM_LOW already."""
 LARGEST_FRAME = 64 * 1024
 """We never send larger ones, whatever the peer allows: a frame is what other streams wait for."""
-PUMP_BYTES = 256 * 1024
+PUMP_BYTES = 128 * 1024
+"""What a loop turn gives to the transport: the most that a more urgent answer finds ahead of it there."""
 _ENDED = [bytes((flags | END_STREAM,)) for flags in range(256)]
-
-
-class Turns:
-    """Who sends next of the streams that have data and credit: each a frame in turn.
-
-    The place for RFC 9218: with urgencies, eight of these, the lowest number that is not empty first; `u` and `i` of
-    the request's `priority` field and of PRIORITY_UPDATE frames would choose.
-    """
-
-    __slots__ = ("_waiting",)
-
-    def __init__(self) -> None:
-        self._waiting: deque[Stream] = deque()
-
-    def add(self, stream: Stream) -> None:
-        if not stream.ready:
-            stream.ready = True
-            self._waiting.append(stream)
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def next(self) -> Stream | None:
-        """The stream whose turn it is, taken out; None when nobody waits."""
-        while self._waiting:
-            stream = self._waiting.popleft()
-            stream.ready = False
-            if stream.send_open and stream.queue and stream.send_window > 0:
-                return stream
-        return None
 
 
 class Sender:
@@ -87,7 +60,7 @@ class Sender:
         self.out: list[bytes | memoryview] = []
         self.pending = 0  # bytes in out
         self.turn = 0
-        self.turns = Turns()
+        self.turns: Turns[Stream] = Turns()
         self.blocked = False  # the transport's buffer is full
         self.overrun = False  # the peer makes us reply and does not read: the connection ends at its next frame
         self.queued = 0  # bytes on all streams' queues
@@ -142,7 +115,14 @@ class Sender:
     def data(self, stream: Stream, chunk: bytes) -> None:
         """Body bytes: out at once when everything allows it, else after those that wait already."""
         size = len(chunk)
-        if stream.queue or self.blocked or size > stream.send_window or size > self.window:
+        if (
+            stream.queue
+            or self.blocked
+            or size > stream.send_window
+            or size > self.window
+            or self.pending > PUMP_BYTES
+            or (self.queued and self.turns)
+        ):
             self._enqueue(stream, chunk, size)
             return
         stream.send_window -= size
@@ -170,9 +150,15 @@ class Sender:
     def ready(self, stream: Stream) -> None:
         """A stream may have become able to send."""
         if stream.queue and stream.send_window > 0:
-            self.turns.add(stream)
+            self.turns.add(stream.id, stream, stream.priority)
             if self.window > 0 and not self.blocked and not self.awake:
                 self.wake()
+
+    def prioritize(self, stream: Stream, priority: Priority) -> None:
+        """Serve a stream by another priority from now on, what waits of it included."""
+        stream.priority = priority
+        if stream.queue and self.turns.remove(stream.id):
+            self.turns.add(stream.id, stream, priority)
 
     def end(self, stream: Stream) -> None:
         """END_STREAM after what waits, in the trailers if there are some."""
@@ -201,6 +187,8 @@ class Sender:
 
     def drop(self, stream: Stream) -> None:
         """Forget what waits of a stream that ended early."""
+        if stream.queue:
+            self.turns.remove(stream.id)
         self.queued -= stream.queued
         stream.queued = 0
         stream.queue.clear()
@@ -239,13 +227,13 @@ class Sender:
         """Everything of this turn, for one write. Calls `wake` again when more can go in the next one."""
         self.awake = True  # what is said meanwhile is taken below
         if self.queued and not self.blocked:
-            self._pump(PUMP_BYTES)
+            self._pump(PUMP_BYTES - self.pending)
         taken = b"".join(self.out)
         self.out.clear()
         self.pending = 0
         self.turn += 1
         self.awake = False
-        if self.turns and self.window > 0 and not self.blocked:
+        if self.queued and not self.blocked and self.window > 0 and self.turns:
             self.wake()
         return taken
 
@@ -253,11 +241,13 @@ class Sender:
         emptied: list[Stream] = []
         drained: list[Stream] = []
         while room > 0 and self.window > 0 and (stream := self.turns.next()) is not None:
+            if not (stream.send_open and stream.queue and stream.send_window > 0):
+                continue  # SETTINGS took its window meanwhile
             room -= self._send_waiting(stream)
             if not stream.queue:
                 emptied.append(stream)
             elif stream.send_window > 0:
-                self.turns.add(stream)
+                self.turns.add(stream.id, stream, stream.priority)
             if stream.full and stream.queued <= STREAM_LOW:
                 stream.full = False
                 drained.append(stream)

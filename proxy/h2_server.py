@@ -23,12 +23,13 @@ from proxy.h2_heads import UnknownProtocolError, read_request, read_trailers, wr
 from proxy.h2_limits import H2Limits
 from proxy.h2_streams import Stream
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
+from proxy.priority import Priority, adjusted, of_fields, read
 
 
 class ServerStream(Stream):
     """A client's leg."""
 
-    __slots__ = ("answered", "lingering", "upgrade")
+    __slots__ = ("answered", "lingering", "spoken_for", "upgrade")
 
     connection: ServerConnection
 
@@ -37,6 +38,7 @@ class ServerStream(Stream):
         self.takes_data = True
         self.answered = False  # the final head is out
         self.upgrade = False  # an extended CONNECT
+        self.spoken_for = False  # the client said how urgent it is
         self.lingering = False  # answered whole; what still comes of the upload is thrown away
 
     def head(self, head: Head) -> None:
@@ -47,6 +49,13 @@ class ServerStream(Stream):
         # A refused tunnel is an ordinary answer, which ends like one.
         self.tunnel = self.tunnel and (head.status == 101 or 200 <= head.status < 300)
         self.connection.sender.headers(self, write_response(head, tunnel=self.upgrade))
+        value = head.get(b"priority")
+        if value is not None:
+            self.connection.sender.prioritize(self, adjusted(self.priority, value))
+
+    def prioritize(self, priority: Priority) -> None:
+        if not self.spoken_for:
+            self.connection.sender.prioritize(self, priority)
 
     def interim(self, head: ResponseHead) -> None:
         if self.send_open and not self.answered:
@@ -87,6 +96,7 @@ class ServerConnection(Connection):
         self._on_request = on_request
         self._preface = b""
         self._accepted = False  # the preface is complete
+        self._early: dict[int, Priority] = {}  # said of streams that are still to come
         self._lingering: list[ServerStream] = []
         self._lingering_longer: list[ServerStream] = []
         self.on_linger: Callable[[], None] = lambda: None  # cut_lingering() is to be called, soon and again
@@ -158,10 +168,26 @@ class ServerConnection(Connection):
         stream.tunnel = stream.upgrade or head.method == b"CONNECT"
         stream.expected = None if stream.tunnel else head.length
         stream.send_window = self.sender.stream_window
+        said = self._early.pop(stream_id, None) if self._early else None
+        if said is None:
+            said = of_fields(head.fields)
+        if said is not None:
+            stream.priority, stream.spoken_for = said, True
         self.streams[stream_id] = stream
         self._on_request(stream, head)
         if ended and stream.recv_open:
             self._received_end(stream, None)
+
+    def _prioritize(self, stream_id: int, value: bytes) -> None:
+        said = read(value)
+        if said is None or stream_id % 2 == 0:
+            return
+        stream = self.streams.get(stream_id)
+        if isinstance(stream, ServerStream):
+            stream.spoken_for = True
+            self.sender.prioritize(stream, said)
+        elif stream_id > self.last_id and (stream_id in self._early or len(self._early) < self.limits.max_streams):
+            self._early[stream_id] = said  # RFC 9218 7.1: it may come before its request, and is the later word
 
     def _on_request_trailers(self, stream: Stream, fields: Fields | None, ended: bool) -> None:
         if not ended:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from proxy.h2_errors import Code, H2StreamError
 from proxy.messages import NOBODY, Abort, Fields, Head, Receiver, ResponseHead
+from proxy.priority import UNSAID, Priority
 
 if TYPE_CHECKING:
     from proxy.h2 import Connection
@@ -22,8 +23,8 @@ class Stream:
     """A leg (`proxy.messages.Leg`) over one stream. The two roles add head(), interim() and abort()."""
 
     __slots__ = (
-        "connection", "ending", "expected", "full", "id", "mark", "mark_turn", "owed", "paused", "peer_ended", "queue",
-        "queued", "ready", "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window",
+        "connection", "ending", "expected", "full", "id", "mark", "mark_turn", "owed", "paused", "peer_ended", "priority",
+        "queue", "queued", "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window",
         "takes_data", "trailing", "tunnel", "withheld",
     )  # fmt: skip
 
@@ -49,7 +50,7 @@ class Stream:
         self.queue: deque[bytes | memoryview] = deque()
         self.queued = 0
         self.full = False
-        self.ready = False  # waits in the sender's turns
+        self.priority = UNSAID
         self.ending = False  # END_STREAM follows the queue
         self.trailing: Fields | None = None
         self.mark = 0  # where in the sender's output our last frame header lies,
@@ -96,6 +97,9 @@ class Stream:
             taken, self.withheld = self.withheld, 0
             if taken:
                 self.connection.consumed(self, taken)
+
+    def prioritize(self, priority: Priority) -> None:
+        """An edge's leg: its request's head says it."""
 
     # ------------------------------------------------------------------------------------------ what came
 

@@ -21,7 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from proxy.priority import Priority
 
 Fields = list[tuple[bytes, bytes]]
 """Header or trailer fields in order, repeats kept. Names in lower case (HTTP/1.1 lines are lowered once, where they are
@@ -194,6 +197,10 @@ class Leg(Protocol):
 
     def resume(self) -> None:
         """Undo pause()."""
+
+    def prioritize(self, priority: Priority) -> None:
+        """Client leg: how urgent its answer is by our own rules, where its client did not say (RFC 9218); h1 has one
+        answer at a time and no use for it. Edge leg: nothing, its request's field says it."""
 
 
 class NullReceiver:

@@ -79,6 +79,9 @@ class EdgeLeg(StreamLeg):
             self._fail_later(f"a target of {len(head.target)} bytes does not fit an h3 request")
             return
         self._method = head.method
+        said = of_fields(head.fields)
+        if said is not None:
+            self._connection.quic.prioritize(self.stream_id, said)  # uploads share a connection too (RFC 9218 9)
         self._connection.h3.send_section(self.stream_id, request_section(head))
         self._connection.wake()
 
@@ -353,6 +356,9 @@ class H3EdgeConnection:
         self._loop.call_soon(self._close_when_done)
 
     def on_settings(self) -> None: ...
+
+    def on_priority(self, stream_id: int, value: bytes) -> None:
+        """Only clients send it; from an edge it has closed the connection already."""
 
 
 def dial_failure(code: int, reason: str) -> OSError:

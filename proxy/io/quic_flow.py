@@ -101,7 +101,7 @@ class FlowConnection(DueConnection):
         if sender._buffer_fin is not None or sender._reset_error_code is not None or sender.is_finished:
             return False
         sender.write(chunk, fin)
-        self._due[stream_id] = stream
+        self.mark(stream)
         return True
 
     def unsent(self, stream_id: int) -> int:
@@ -156,6 +156,11 @@ class FlowConnection(DueConnection):
     def streams_left(self) -> int:
         """Requests that we may open now, by the peer's MAX_STREAMS."""
         return max(0, self._remote_max_streams_bidi - self._local_next_stream_id_bidi // 4)
+
+    @property
+    def streams_allowed(self) -> int:
+        """Request streams that the peer may have opened by now, in all."""
+        return self._local_max_streams_bidi.value
 
     @property
     def ending(self) -> ConnectionTerminated | None:

@@ -52,8 +52,12 @@ from proxy.io.quic_wire import (
 from proxy.messages import Fields
 
 DATA, HEADERS, CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID = 0x0, 0x1, 0x3, 0x4, 0x5, 0x7, 0xD
+PRIORITY_UPDATE, PRIORITY_UPDATE_PUSH = 0xF0700, 0xF0701  # RFC 9218 7.2
 HTTP2_ONLY = frozenset({0x2, 0x6, 0x8, 0x9})  # RFC 9114 7.2.8
-NOT_ON_REQUEST = frozenset({CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID}) | HTTP2_ONLY
+NOT_ON_REQUEST = HTTP2_ONLY | {
+    CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID, PRIORITY_UPDATE, PRIORITY_UPDATE_PUSH,
+}  # fmt: skip
+READ_ON_CONTROL = frozenset({SETTINGS, GOAWAY, PRIORITY_UPDATE})
 NOT_ON_CONTROL = frozenset({DATA, HEADERS, PUSH_PROMISE}) | HTTP2_ONLY
 
 CONTROL, PUSH, QPACK_ENCODER, QPACK_DECODER = 0x0, 0x1, 0x2, 0x3
@@ -131,6 +135,9 @@ class Owner(Protocol):
     def on_goaway(self, last_id: int) -> None: ...
 
     def on_settings(self) -> None: ...
+
+    def on_priority(self, stream_id: int, value: bytes) -> None:
+        """A client says how urgent a request is, open or not. Raises ConnectionFault for an id that it may not use."""
 
 
 class H3Frames:
@@ -429,13 +436,13 @@ class H3Frames:
                     break
                 reader.kind, (reader.left, at) = kind[0], length
                 self._check_control(reader.kind, reader.left)
-            wanted = reader.kind in (SETTINGS, GOAWAY)
+            wanted = reader.kind in READ_ON_CONTROL
             stop = min(len(block), at + reader.left)
             if wanted and stop - at < reader.left:
                 break
             if wanted:
                 self._control_frame(reader.kind, block[at:stop])
-            # Anything else, PRIORITY_UPDATE (RFC 9218 7.2) and MAX_PUSH_ID among it, is passed over as it comes.
+            # Anything else, MAX_PUSH_ID among it, is passed over as it comes.
             reader.left -= stop - at
             if not reader.left:
                 reader.kind = NO_FRAME
@@ -447,9 +454,11 @@ class H3Frames:
             raise ConnectionFault(MISSING_SETTINGS, f"frame {kind:#x} before SETTINGS")
         if kind in NOT_ON_CONTROL or (kind == SETTINGS and self.settings is not None):
             raise ConnectionFault(FRAME_UNEXPECTED, f"frame {kind:#x} on the control stream")
-        if kind == MAX_PUSH_ID and self._is_client:
-            raise ConnectionFault(FRAME_UNEXPECTED, "MAX_PUSH_ID from a server")
-        if kind in (SETTINGS, GOAWAY) and length > MAX_CONTROL_FRAME:
+        if kind in (MAX_PUSH_ID, PRIORITY_UPDATE, PRIORITY_UPDATE_PUSH) and self._is_client:
+            raise ConnectionFault(FRAME_UNEXPECTED, f"frame {kind:#x} from a server")
+        if kind == PRIORITY_UPDATE_PUSH:
+            raise ConnectionFault(ID_ERROR, "a priority for a push, of which there are none")
+        if kind in READ_ON_CONTROL and length > MAX_CONTROL_FRAME:
             raise ConnectionFault(EXCESSIVE_LOAD, f"a control frame of {length} bytes")
 
     def _control_frame(self, kind: int, payload: bytes) -> None:
@@ -464,6 +473,13 @@ class H3Frames:
             self._owner.on_settings()
             return
         number = read_varint(payload, 0)
+        if kind == PRIORITY_UPDATE:
+            if number is None:
+                raise ConnectionFault(FRAME_ERROR, "PRIORITY_UPDATE is cut short")
+            if number[0] & 3:
+                raise ConnectionFault(ID_ERROR, f"a priority for stream {number[0]}, which carries no request")
+            self._owner.on_priority(number[0], payload[number[1] :])
+            return
         if number is None or number[1] != len(payload):
             raise ConnectionFault(FRAME_ERROR, "GOAWAY does not hold one number")
         last = number[0]

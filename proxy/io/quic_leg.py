@@ -18,6 +18,7 @@ from proxy.io.quic_h3 import H3Frames
 from proxy.io.quic_heads import content_length, malformed, outgoing_trailers, trailer_fields
 from proxy.io.rims import HIGH_WATER, LOW_WATER
 from proxy.messages import NOBODY, Abort, Fields, Receiver
+from proxy.priority import Priority
 
 
 class Connection(Protocol):
@@ -101,6 +102,9 @@ class StreamLeg:
             self._paused = False
             self._connection.quic.release(self.stream_id)
             self._connection.wake()
+
+    def prioritize(self, priority: Priority) -> None:
+        """An edge's leg: its request's head says it."""
 
     def cut(self, code: int) -> None:
         """Reset both directions, where they are still open. Nothing is said to the receiver."""

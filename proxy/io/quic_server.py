@@ -19,6 +19,7 @@ from aioquic.quic import events
 from proxy import errors
 from proxy.io.quic_codes import (
     EXCESSIVE_LOAD,
+    ID_ERROR,
     INTERNAL_ERROR,
     NO_ERROR,
     REQUEST_CANCELLED,
@@ -40,6 +41,8 @@ from resolver.io.quic_door import Address
 
 PING_AFTER_S, LOST_AFTER_S = 12.0, 28.0
 """Silence of a client with work in progress. A change of Wi-Fi is over in less; a laptop that left is noticed."""
+EARLY = 64
+"""Priorities kept for requests that are still to come."""
 RESETS_PER_S, RESET_BURST = 50.0, 200.0
 """Streams a client may abort: an agent that cancels a page of completions stays far below."""
 
@@ -54,6 +57,7 @@ class ServerLeg(StreamLeg):
         self._websocket = False
         self._connect = False
         self._tunnel = False
+        self._spoken_for = False  # the client said how urgent it is
 
     # -- Leg ----------------------------------------------------------------------------------------------------------
 
@@ -65,7 +69,20 @@ class ServerLeg(StreamLeg):
         # 101 is how the relay says that a WebSocket's edge accepted; a CONNECT is accepted by any 2xx.
         self._tunnel = (self._websocket and head.status == 101) or (self._connect and 200 <= head.status < 300)
         self._connection.h3.send_section(self.stream_id, response_section(head, websocket=self._websocket))
+        value = head.get(b"priority")
+        if value is not None:
+            quic = self._connection.quic
+            quic.prioritize(self.stream_id, adjusted(quic.priority_of(self.stream_id), value))
         self._connection.wake()
+
+    def prioritize(self, priority: Priority) -> None:
+        if not self._spoken_for:
+            self._connection.quic.prioritize(self.stream_id, priority)
+
+    def client_prioritizes(self, priority: Priority) -> None:
+        """The client's own word, before which ours does not count."""
+        self._spoken_for = True
+        self._connection.quic.prioritize(self.stream_id, priority)
 
     def interim(self, head: ResponseHead) -> None:
         if not (self.dead or self._head_sent):
@@ -97,6 +114,9 @@ class ServerLeg(StreamLeg):
         self._connect = head.method == b"CONNECT"
         if self._websocket or self._connect:
             self._expected = None
+        said = of_fields(head.fields)
+        if said is not None and not self._spoken_for:
+            self.client_prioritizes(said)
         if head.protocol and not self._websocket:
             self.refuse(501, "this :protocol is not known here; websocket is")
         else:
@@ -171,6 +191,7 @@ class H3ServerConnection:
         self._loop = asyncio.get_running_loop()
         self._table = table
         self._frames: H3Frames | None = None
+        self._early_priorities: dict[int, Priority] = {}
         self._early = replace(origin, early_data=True)
         self._opened: ServerLeg | None = None
         self._next_id = 0  # the lowest request stream that no byte came for
@@ -365,3 +386,16 @@ class H3ServerConnection:
         """A client's GOAWAY speaks of pushes, of which there are none."""
 
     def on_settings(self) -> None: ...
+
+    def on_priority(self, stream_id: int, value: bytes) -> None:
+        if stream_id >= 4 * self.quic.streams_allowed:
+            raise ConnectionFault(ID_ERROR, f"a priority for stream {stream_id}, which may not be opened yet")
+        said, leg = read(value), self.legs.get(stream_id)
+        if said is None:
+            return
+        if leg is not None:
+            leg.client_prioritizes(said)
+        elif stream_id >= self._next_id and (
+            stream_id in self._early_priorities or len(self._early_priorities) < EARLY
+        ):
+            self._early_priorities[stream_id] = said  # it may come before its request, and is the later word

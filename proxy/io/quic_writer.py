@@ -5,8 +5,9 @@ whether it is finished, whether it has bytes; then it walks them once more for a
 streams and one event to send that walk is the cost of the event. Here a stream stands in `_due` from the moment something
 happened to it (bytes written, a frame came, a delivery was lost) until it has nothing left to say.
 
-The order within a packet is aioquic's own: ACK, path and connection frames, limits, pings, CRYPTO, streams; a stream that
-sent goes behind the others. Before the handshake is confirmed (Initial, Handshake and 0-RTT packets) aioquic writes.
+The order within a packet is aioquic's own: ACK, path and connection frames, limits, pings, CRYPTO, streams; among these as
+`proxy.turns` says, by RFC 9218, the control and QPACK streams first. Bytes wait on their streams until a packet has room, so
+an urgent answer overtakes whatever the congestion window has not taken yet. Before the handshake is confirmed (Initial, Handshake and 0-RTT packets) aioquic writes.
 
 Like `quic_flow` this reaches into private parts. `tests/proxy/test_h3_flow.py` pins the text of the method that is
 replaced, so a new version of the library is compared by a person before it is used.
@@ -32,24 +33,43 @@ from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
+from proxy.priority import UNSAID, Priority
+from proxy.turns import Turns
+
 ROOM = 64
 """Bytes that a packet must have left to ask another stream: the largest frame without data takes 25."""
+CRITICAL = Priority(0, incremental=True)
+"""Of unidirectional streams: what the others carry cannot be read without QPACK's, and all of them are small."""
 
 
 class DueConnection(QuicConnection):
     """A QuicConnection whose packets cost by what is in them, not by how many streams are open."""
 
     def __init__(self, **rest: Any) -> None:
-        self._due: dict[int, QuicStream] = {}
+        self._due: Turns[QuicStream] = Turns()
+        self._priorities: dict[int, Priority] = {}  # of open streams that somebody spoke for
         super().__init__(**rest)
 
     def mark(self, stream: QuicStream) -> None:
         """Something happened to a stream: the next packet asks it."""
-        self._due[stream.stream_id or 0] = stream
+        stream_id = stream.stream_id or 0
+        priority = CRITICAL if stream_id & 2 else self._priorities.get(stream_id, UNSAID)
+        self._due.add(stream_id, stream, priority)
+
+    def priority_of(self, stream_id: int) -> Priority:
+        return self._priorities.get(stream_id, UNSAID)
+
+    def prioritize(self, stream_id: int, priority: Priority) -> None:
+        """Serve an open request stream by another priority from now on, what waits of it included."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._priorities[stream_id] = priority
+            if self._due.remove(stream_id):
+                self.mark(stream)
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
         stream = super()._get_or_create_stream(frame_type, stream_id)
-        self._due[stream_id] = stream
+        self.mark(stream)
         return stream
 
     def _unblock_streams(self, is_unidirectional: bool) -> None:
@@ -114,7 +134,7 @@ class DueConnection(QuicConnection):
 
     def _has_words(self) -> bool:
         """Whether a stream would put a frame into a packet now."""
-        for stream in self._due.values():
+        for stream in self._due:
             sender = stream.sender
             if sender.reset_pending or stream.receiver.stop_pending:
                 return True
@@ -164,32 +184,35 @@ class DueConnection(QuicConnection):
     def _write_due(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> int:
         """Ask the due streams until the packet is full; how many were finished and are forgotten."""
         due, discarded = self._due, 0
-        for stream_id, stream in list(due.items()):
+        asked: list[QuicStream] = []  # once a packet: one that lacks credit would be asked for ever
+        while builder.remaining_flight_space >= ROOM and (stream := due.next()) is not None:
             if stream.is_finished:
-                del due[stream_id]
-                discarded += self._discard(stream_id)
-                continue
-            if builder.remaining_flight_space < ROOM:
-                break
-            self._write_stream_limits(builder=builder, space=space, stream=stream)
-            sender = stream.sender
-            if stream.receiver.stop_pending:
-                self._write_stop_sending_frame(builder=builder, stream=stream)
-            if sender.reset_pending:
-                self._write_reset_stream_frame(builder=builder, stream=stream)
-            elif not stream.is_blocked and not sender.buffer_is_empty:
-                credit = sender.highest_offset + self._remote_max_data - self._remote_max_data_used
-                credit = min(credit, stream.max_stream_data_remote)
-                self._remote_max_data_used += self._write_stream_frame(builder, space, stream, credit)
-                if len(sender._pending) or sender._pending_eof:
-                    due[stream_id] = due.pop(stream_id)  # behind those that have not had their turn
-                    continue
-                sender.buffer_is_empty = True
-            if sender.buffer_is_empty and not sender.reset_pending and not stream.receiver.stop_pending:
-                del due[stream_id]
+                discarded += self._discard(stream.stream_id or 0)
+            elif self._ask(builder, space, stream):
+                asked.append(stream)
+        for stream in asked:
+            self.mark(stream)
         return discarded
 
+    def _ask(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> bool:
+        """Let a stream put its frames into the packet; whether it has more to say."""
+        self._write_stream_limits(builder=builder, space=space, stream=stream)
+        sender = stream.sender
+        if stream.receiver.stop_pending:
+            self._write_stop_sending_frame(builder=builder, stream=stream)
+        if sender.reset_pending:
+            self._write_reset_stream_frame(builder=builder, stream=stream)
+        elif not stream.is_blocked and not sender.buffer_is_empty:
+            credit = sender.highest_offset + self._remote_max_data - self._remote_max_data_used
+            credit = min(credit, stream.max_stream_data_remote)
+            self._remote_max_data_used += self._write_stream_frame(builder, space, stream, credit)
+            if len(sender._pending) or sender._pending_eof:
+                return True
+            sender.buffer_is_empty = True
+        return not sender.buffer_is_empty or sender.reset_pending or stream.receiver.stop_pending
+
     def _discard(self, stream_id: int) -> bool:
+        self._priorities.pop(stream_id, None)
         if self._streams.pop(stream_id, None) is None:
             return False
         if stream_is_client_initiated(stream_id) != self._is_client:

@@ -85,11 +85,10 @@ class Exchange:
     """One request and its answer, from the head to the end."""
 
     __slots__ = (
-        "__weakref__", "_attempts", "_begun", "_candidates", "_command", "_marks", "_opening", "_run", "abort", "bytes_in",
-        "bytes_out",
-        "client", "client_ended", "client_full", "continued", "deadline", "edge", "edge_full", "head", "held_back", "id",
-        "kept", "kept_bytes", "leg", "observer", "origin", "phase", "pool", "relay", "started_at", "status", "switched",
-        "target", "total_deadline", "trailers", "waterfall",
+        "__weakref__", "_attempts", "_begun", "_candidates", "_command", "_marks", "_opening", "_run", "abort",
+        "bytes_in", "bytes_out", "client", "client_ended", "client_full", "continued", "deadline", "edge",
+        "edge_full", "head", "held_back", "id", "idle_s", "kept", "kept_bytes", "leg", "observer", "origin", "phase",
+        "pool", "relay", "started_at", "status", "switched", "target", "total_deadline", "trailers", "waterfall",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +115,7 @@ class Exchange:
         self.started_at = time.time()
         self.waterfall = Waterfall(relay.clock())
         self.deadline = self.total_deadline = NEVER
+        self.idle_s = pool.config.timeouts.idle_s
         self._attempts: Attempts | None = None
         self._candidates: list[str] = []
         self._command: Dial | None = None

@@ -159,7 +159,7 @@ class EdgeSide:
         x.status = head.status
         x.kept = None
         x.edge.note_status(head, now, ttfb_s=now - x.waterfall.opened)
-        x.deadline = x.relay.now + x.pool.config.timeouts.idle_s
+        x.deadline = x.relay.now + x.idle_s
         kind = head.get(b"content-type")
         if kind is not None and kind[:17] == b"text/event-stream" and head.get(b"content-encoding") is None:
             x.observer = Observer()
@@ -201,7 +201,7 @@ class EdgeSide:
         if not x.bytes_out:
             x.waterfall.first = x.relay.clock()
         x.bytes_out += len(chunk)
-        x.deadline = x.relay.now + x.pool.config.timeouts.idle_s
+        x.deadline = x.relay.now + x.idle_s
         if x.observer is not None:
             x.observer.feed(chunk)
         x.client.data(chunk)

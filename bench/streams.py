@@ -1,0 +1,158 @@
+"""Event streams and large bodies through headrace beside nginx and HAProxy, HTTP/1.1 on loopback.
+
+100 streams of 100 events a second: events delivered for a CPU-second of the proxy, and how late an event is at p50. Then one
+large download and one large upload: megabytes for a CPU-second, and how much the proxy grew meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import cast
+
+import uvloop
+
+from bench.http import PROXIES
+from bench.measure import Figures, Server, free_port, record, take_turns
+
+STREAMS, RATE = 100, 100
+STAMP = b'"created":'
+DOWN, UP = 1 << 30, 256 << 20
+
+
+class Reader(asyncio.Protocol):
+    """One client: sends a request and looks at what comes."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.delays: list[int] = []
+        self.received = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.wanted = 0
+        self.counting = False
+        self._head = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(self.request)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionError("closed"))
+
+
+class EventReader(Reader):
+    def data_received(self, data: bytes) -> None:
+        if not self.counting:
+            return
+        now = time.monotonic_ns()
+        at = data.find(STAMP)
+        while at >= 0:
+            end = data.find(b",", at)
+            self.delays.append(now - int(data[at + len(STAMP) : end]))
+            at = data.find(STAMP, end)
+
+
+class BodyReader(Reader):
+    def data_received(self, data: bytes) -> None:
+        if not self.wanted:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            length = self._head[:end].lower().partition(b"content-length: ")[2].split(b"\r", 1)[0]
+            self.wanted = int(length)
+            data = self._head[end + 4 :]
+        self.received += len(data)
+        if self.received >= self.wanted and not self.done.done():
+            self.done.set_result(None)
+
+
+def get(target: str) -> bytes:
+    fields = "Host: bench.localhost\r\nUser-Agent: OpenAI/Python 3.0.0\r\nAccept: text/event-stream\r\n\r\n"
+    return f"GET {target} HTTP/1.1\r\n{fields}".encode()
+
+
+async def streams(port: int, server: Server, seconds: float, count: int = STREAMS) -> tuple[float, float, float]:
+    """(events for a CPU-second, p50 delay in us, share delivered)."""
+    loop = asyncio.get_running_loop()
+    readers = []
+    for _ in range(count):
+        _, reader = await loop.create_connection(lambda: EventReader(get(f"/sse?rate={RATE}")), "127.0.0.1", port)
+        readers.append(reader)
+    await asyncio.sleep(0.5)
+    before, began = server.cpu_s(), time.monotonic()
+    for reader in readers:
+        reader.counting = True
+    await asyncio.sleep(seconds)
+    took, used = time.monotonic() - began, server.cpu_s() - before
+    delays = [delay for reader in readers for delay in reader.delays]
+    for reader in readers:
+        reader.done.cancel()
+        reader.transport.abort()
+    return len(delays) / max(used, 0.01), statistics.median(delays) / 1000, len(delays) / (took * count * RATE)
+
+
+async def body(port: int, server: Server, request: bytes, payload: int) -> tuple[float, int]:
+    """(bytes for a CPU-second, growth of the proxy in bytes)."""
+    rss, before = server.rss_bytes(), server.cpu_s()
+    _, reader = await asyncio.get_running_loop().create_connection(lambda: BodyReader(request), "127.0.0.1", port)
+    peak = rss
+    sent = 0
+    block = bytes(256 * 1024)
+    while sent < payload:
+        reader.transport.write(block)
+        sent += len(block)
+        while reader.transport.get_write_buffer_size() > 4 << 20:
+            await asyncio.sleep(0.002)
+    while not reader.done.done():
+        await asyncio.wait({reader.done}, timeout=0.2)
+        peak = max(peak, server.rss_bytes())
+    reader.transport.abort()
+    return (payload or reader.received) / max(server.cpu_s() - before, 0.01), peak - rss
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench streams", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4)
+    options = parser.parse_args(argv)
+    events = Figures("SSE 100 x 100/s over h1, events", "events per CPU-second", "nginx")
+    delay = Figures("SSE 100 x 100/s over h1, delay p50", "us", "nginx")
+    share = Figures("SSE 100 x 100/s over h1, delivered", "share", "nginx")
+    down = Figures("download 1 GiB, plain h1", "bytes per CPU-second", "nginx")
+    up = Figures("upload 256 MiB, plain h1", "bytes per CPU-second", "nginx")
+    grown = Figures("RSS growth during the download", "bytes", "nginx")
+    post = f"POST /up HTTP/1.1\r\nHost: bench.localhost\r\nContent-Length: {UP}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        origin, upstream = stack.enter_context(Server("origin")), free_port()
+        origin.start([sys.executable, "-m", "bench.origin", str(upstream)], upstream)
+        proxies = {
+            name: make(stack, upstream) for name, make in PROXIES.items() if name == "headrace" or shutil.which(name)
+        }
+
+        def turn(name: str) -> None:
+            server, port = proxies[name]
+            got, late, delivered = uvloop.run(streams(port, server, options.seconds))
+            events.add(name, got)
+            delay.add(name, late)
+            share.add(name, delivered)
+            rate, growth = uvloop.run(body(port, server, get(f"/big?bytes={DOWN}"), 0))
+            down.add(name, rate)
+            grown.add(name, max(growth, 1))
+            up.add(name, uvloop.run(body(port, server, post, UP))[0])
+
+        turns: dict[str, Callable[[], None]] = {name: (lambda name=name: turn(name)) for name in proxies}  # type: ignore[misc]
+        take_turns(options.rounds, turns)
+    record(
+        "streams",
+        [events, delay, share, down, up, grown],
+        ["nginx: proxy_buffering off; HAProxy: option http-no-delay"],
+    )
+    return 0
