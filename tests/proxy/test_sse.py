@@ -87,3 +87,16 @@ def test_an_endless_line_blinds_the_watcher_and_keeps_little() -> None:
 @given(st.lists(st.binary(max_size=60), max_size=10))
 def test_no_bytes_raise(chunks: list[bytes]) -> None:
     watched(*chunks)
+
+
+def test_an_error_event_split_after_its_name_is_still_an_error() -> None:
+    observer = watched(stream(CHAT, "\n", last=False), b"event: error\n", b'data: {"message":"no"}\n\n')
+    assert observer.error
+
+
+def test_the_short_way_and_the_long_way_count_the_same() -> None:
+    token = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    delta = b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"x"}}\n\n'
+    short = watched(token, *[token, delta] * 20)
+    long = watched(b"".join([token, *[token, delta] * 20]))
+    assert short.events == long.events == 41
