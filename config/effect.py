@@ -17,8 +17,6 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {
     "pool.hedge.budget": (0.05,),
     "pool.edge.metrics.kind": ("none",),
     "pool.edge.metrics.url": ("",),
-    "pool.default_priority": ("u=3",),
-    "pool.priority.path": (),
     "pool.llm.cache": ("off",),
     "pool.llm.cache_ttl": ("1h",),
     "pool.llm.cache_size": ("256MiB",),

@@ -25,6 +25,9 @@ from proxy.h2_streams import Stream
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority, adjusted, of_fields, read
 
+EARLY = 64
+"""Priorities kept for requests that are still to come."""
+
 
 class ServerStream(Stream):
     """A client's leg."""
@@ -186,8 +189,10 @@ class ServerConnection(Connection):
         if isinstance(stream, ServerStream):
             stream.spoken_for = True
             self.sender.prioritize(stream, said)
-        elif stream_id > self.last_id and (stream_id in self._early or len(self._early) < self.limits.max_streams):
+        elif stream_id > self.last_id:
             self._early[stream_id] = said  # RFC 9218 7.1: it may come before its request, and is the later word
+            if len(self._early) > EARLY:
+                del self._early[next(iter(self._early))]
 
     def _on_request_trailers(self, stream: Stream, fields: Fields | None, ended: bool) -> None:
         if not ended:

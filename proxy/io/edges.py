@@ -31,6 +31,7 @@ from proxy.io.dial import Resolves, Rims
 from proxy.io.edge_state import EdgeState, EdgeView
 from proxy.io.probes import probe_forever
 from proxy.limiter import FULL
+from proxy.priority import PathPriorities
 from proxy.reach import Reach
 from proxy.weights import Prior, candidates, live_weights, nth_draw, prior_of
 from proxy.weights import cost as cost_of
@@ -88,6 +89,8 @@ class PoolState:
 
     def _take(self, config: Pool) -> None:
         self.config = config
+        said = PathPriorities(config.default_priority, config.priorities)
+        self.priorities = said if said else None
         self._states = tuple(self.edges.values())
         self._standings = [state.standing for state in self._states]
         self._prior_until = 0.0

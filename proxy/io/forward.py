@@ -23,6 +23,7 @@ from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin
 from proxy.io.upgrades import PlainTunnel
 from proxy.io.wire import reset
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Leg, Party, Receiver, RequestHead, ResponseHead, Stage
+from proxy.priority import Priority
 from resolver.errors import ResolverError
 
 if TYPE_CHECKING:
@@ -232,6 +233,9 @@ class TcpLeg(asyncio.Protocol):
         self.receiver = NOBODY
         if self._transport is not None:
             reset(self._transport)
+
+    def prioritize(self, priority: Priority) -> None:
+        """A tunnel of its own connection."""
 
     def pause(self) -> None:
         if self._transport is not None and self._transport.is_reading():

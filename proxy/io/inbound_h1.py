@@ -35,6 +35,7 @@ from proxy.io.orphans import peer_is_gone
 from proxy.io.rims import Origin, Service
 from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
+from proxy.priority import Priority
 
 LINGER_S = 2.0
 LINGER_BYTES = 1024 * 1024
@@ -452,6 +453,9 @@ class H1ClientLeg:
 
     def pause(self) -> None:
         self._connection.stop_reading(self)
+
+    def prioritize(self, priority: Priority) -> None:
+        """One answer at a time: there is nothing to overtake."""
 
     def resume(self) -> None:
         self._connection.start_reading(self)

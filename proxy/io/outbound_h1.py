@@ -32,6 +32,7 @@ from proxy.h1 import (
 )
 from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
+from proxy.priority import Priority
 
 MAX_RESPONSE_HEAD = 256 * 1024  # bytes; providers send large policy headers, an endless head is refused
 MAX_INTERIMS = 64
@@ -219,6 +220,9 @@ class H1EdgeLeg:
     def pause(self) -> None:
         if not self._dead:
             self._connection.wire.pause()
+
+    def prioritize(self, priority: Priority) -> None:
+        """Its request's field says it."""
 
     def resume(self) -> None:
         if not self._dead:

@@ -38,6 +38,7 @@ from proxy.io.quic_link import QuicLink
 from proxy.io.quic_tls import QuicSessions, client_configuration
 from proxy.io.quic_wire import LONGEST_STRING
 from proxy.messages import Abort, Cause, Fields, Head, Leg, Party, RequestHead, ResponseHead, Stage
+from proxy.priority import of_fields
 from resolver.io.quic_door import Address
 
 logger = logging.getLogger(__name__)

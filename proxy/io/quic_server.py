@@ -37,6 +37,7 @@ from proxy.io.quic_leg import StreamLeg
 from proxy.io.quic_link import QuicLink, Send
 from proxy.io.rims import Origin, Service
 from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
+from proxy.priority import Priority, adjusted, of_fields, read
 from resolver.io.quic_door import Address
 
 PING_AFTER_S, LOST_AFTER_S = 12.0, 28.0
@@ -266,6 +267,9 @@ class H3ServerConnection:
             return None
         self._next_id = max(self._next_id, stream_id + 4)
         leg = self.legs[stream_id] = self._opened = ServerLeg(self, stream_id)
+        said = self._early_priorities.pop(stream_id, None) if self._early_priorities else None
+        if said is not None:
+            leg.client_prioritizes(said)
         return leg
 
     def deliver(self, leg: ServerLeg, head: RequestHead) -> None:

@@ -7,7 +7,8 @@ happened to it (bytes written, a frame came, a delivery was lost) until it has n
 
 The order within a packet is aioquic's own: ACK, path and connection frames, limits, pings, CRYPTO, streams; among these as
 `proxy.turns` says, by RFC 9218, the control and QPACK streams first. Bytes wait on their streams until a packet has room, so
-an urgent answer overtakes whatever the congestion window has not taken yet. Before the handshake is confirmed (Initial, Handshake and 0-RTT packets) aioquic writes.
+an urgent answer overtakes whatever the congestion window has not taken yet. Before the handshake is confirmed (Initial,
+Handshake and 0-RTT packets) aioquic writes.
 
 Like `quic_flow` this reaches into private parts. `tests/proxy/test_h3_flow.py` pins the text of the method that is
 replaced, so a new version of the library is compared by a person before it is used.

@@ -144,6 +144,8 @@ class Exchange:
             self.total_deadline = now + config.timeouts.total_s
         self._candidates = pool.choose(now, self.origin.peer.encode() if config.strategy == "hash" else b"")
         pool.budget.note_request(now)
+        if pool.priorities is not None and (said := pool.priorities.of(self.target)) is not None:
+            self.client.prioritize(said)
         if self._candidates:
             self._dial(self._candidates[0], fresh=False)
             return
@@ -290,6 +292,8 @@ class Exchange:
         )
         if origin.early_data:
             fields.append((b"early-data", b"1"))  # RFC 8470 5.1
+        if self.pool.priorities is not None:
+            self.pool.priorities.add_to(fields, self.target)
         place = edge.place
         target = place.base_path + self.target if place.base_path else self.target
         return RequestHead(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.messages import NOBODY, Abort, Fields, Head, Receiver, ResponseHead
+from proxy.priority import Priority
 
 
 @dataclass
@@ -41,6 +42,9 @@ class FakeLeg:
 
     def resume(self) -> None:
         self.paused = False
+
+    def prioritize(self, priority: Priority) -> None:
+        self.said.append(("prioritize", priority))
 
     @property
     def words(self) -> list[str]:

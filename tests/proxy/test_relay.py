@@ -17,6 +17,7 @@ from proxy.io.relay import Exchange, Relay
 from proxy.io.rims import DialMarks, Opening, Origin
 from proxy.io.sides import HOLD_BYTES, REPLAY_BYTES
 from proxy.messages import Abort, Cause, Fields, Party, RequestHead, ResponseHead, Stage
+from proxy.priority import PathPriorities
 from proxy.waterfall import RequestRecord
 from tests.peers.fakeleg import FakeLeg
 
@@ -79,6 +80,7 @@ class FakeEdge:
 
 class FakePool:
     def __init__(self, config: Pool) -> None:
+        self.priorities: PathPriorities | None = None
         self.config = config
         self.edges = {edge.id: FakeEdge(edge) for edge in config.edges}
         self.budget = RetryBudget(1.0)
