@@ -24,6 +24,7 @@ from headrace.lab.daemon import Daemon, DaemonFailed
 from headrace.lab.lab import Lab
 from headrace.lab.settings import EdgeEntry, Settings
 from headrace.lab.story import STEPS, Fact, Stage, Step, StepFailed
+from headrace.lab.tries import invitation
 
 FORMAT = 1
 STEP_WITHIN_S = 20.0
@@ -132,27 +133,6 @@ async def _keep(stage: Stage) -> None:
     """Print what to try and wait for Ctrl-C."""
     print("\n".join(invitation(stage)), file=sys.stderr, flush=True)  # noqa: T201
     await asyncio.Event().wait()
-
-
-def invitation(stage: Stage) -> list[str]:
-    """Command lines that work against the running demo."""
-    daemon, ports = stage.daemon, stage.daemon.ports
-    body = """'{"model": "lab-small", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'"""
-    chat = f"{ports.https_url}/lab/v1/chat/completions"
-    return [
-        "",
-        "still running; try these, and press Ctrl-C to end it:",
-        f"  curl -N --http1.1 --cacert {daemon.ca_file} {chat} -d {body}",
-        f"  curl -N --http2 --cacert {daemon.ca_file} {chat} -d {body}",
-        f"  OPENAI_BASE_URL={ports.http_url}/lab/v1 OPENAI_API_KEY=any python your_program.py",
-        f"  ANTHROPIC_BASE_URL={ports.http_url}/lab ANTHROPIC_API_KEY=any python your_program.py",
-        f"  kdig @127.0.0.1 -p {ports.dns} answer.lab.example",
-        f"  kdig @127.0.0.1 -p {ports.dot} +tls-ca={daemon.ca_file} +tls-hostname=localhost answer.lab.example",
-        f"  chromium --proxy-pac-url={ports.http_url}/proxy.pac {next(iter(stage.lab.edges.values())).url}/",
-        f"  headrace edges --config {daemon.config_file} --watch",
-        f"  curl {stage.lab.control.url}/edges/edge-a -d '{{\"first_token_s\": 1.5}}'",
-        f"  curl -X POST {stage.lab.control.url}/edges/edge-a/kill",
-    ]
 
 
 def _end_on_sigterm() -> None:

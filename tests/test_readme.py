@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace import cli
+from headrace.lab.tries import TRIES, Try
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,6 +34,11 @@ def test_every_command_exists(command: str) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("each", TRIES, ids=lambda each: each.name)
+def test_the_lines_of_a_kept_demo_are_shown_word_for_word(each: Try) -> None:
+    assert f"\n# {each.name}\n{each.command}\n" in README
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|config|bench|systemd|docs)/[\w./-]+)`", README))))

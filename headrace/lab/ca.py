@@ -6,7 +6,9 @@ both certificates carry what RFC 5280 4.2.1 demands.
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import os
 import ssl
@@ -47,6 +49,12 @@ class ThrowAwayCa:
         if alpn:
             context.set_alpn_protocols(list(alpn))
         return context
+
+    def key_hash(self) -> str:
+        """SHA-256 of the certificate's public key in base64, by which a browser accepts exactly this certificate."""
+        key = x509.load_pem_x509_certificate(self.cert_file.read_bytes()).public_key()
+        der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return base64.b64encode(hashlib.sha256(der).digest()).decode()
 
 
 def issue(folder: Path, names: Sequence[str]) -> ThrowAwayCa:

@@ -147,7 +147,7 @@ async def test_a_browser_reaches_an_allowed_name_through_the_pac_file(stage: Sta
         *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
         f"--user-data-dir={tmp_path / 'profile'}",
         f"--proxy-pac-url={stage.daemon.ports.http_url}/proxy.pac",
-        f"--ignore-certificate-errors-spki-list={await spki(stage)}",
+        f"--ignore-certificate-errors-spki-list={stage.lab.ca.key_hash()}",
         "--dump-dom",
         edge.url + "/",
         within_s=50,
@@ -155,16 +155,3 @@ async def test_a_browser_reaches_an_allowed_name_through_the_pac_file(stage: Sta
     )
     assert "headrace lab edge-b" in ran.out, ran.err
     assert edge.accepted > before
-
-
-async def spki(stage: Stage) -> str:
-    """The hash by which a browser accepts exactly the lab's certificate, and no other."""
-    import base64
-    import hashlib
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    certificate = x509.load_pem_x509_certificate(stage.lab.ca.cert_file.read_bytes())
-    key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return base64.b64encode(hashlib.sha256(key).digest()).decode()
