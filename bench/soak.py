@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
-import gc
 import json
 import os
 import platform
@@ -25,6 +23,7 @@ from pathlib import Path
 import uvloop
 
 from bench.measure import RESULTS
+from bench.census import Census, rss_bytes, take_census
 from bench.soak_stage import PAIRS, Stage, piece, staged
 from proxy.messages import Abort, Cause, Leg, NullReceiver, Party, RequestHead, ResponseHead
 from proxy.messages import Stage as At
@@ -83,19 +82,6 @@ class Hearing(NullReceiver):
 
 
 @dataclass(slots=True)
-class Census:
-    """What a process holds when nothing goes on. `objects`: of the proxy's own classes."""
-
-    rss_bytes: int
-    descriptors: int
-    tasks: int
-    exchanges: int
-    connections: int
-    speaking: int
-    objects: Counter[str]
-
-
-@dataclass(slots=True)
 class Report:
     streams: int
     seconds: float
@@ -110,18 +96,8 @@ class Report:
 
     @property
     def left_behind(self) -> dict[str, int]:
-        """What there is more of than at the start; empty when nothing leaks. Memory is judged apart."""
         assert self.before is not None and self.after is not None
-        before, after = self.before, self.after
-        more = {
-            "descriptors": after.descriptors - before.descriptors,
-            "tasks": after.tasks - before.tasks,
-            "exchanges": after.exchanges - before.exchanges,
-            "connections": after.connections - before.connections,
-            "speaking": after.speaking - before.speaking,
-            **(after.objects - before.objects),
-        }
-        return {name: count for name, count in more.items() if count > 0}
+        return self.after.more_than(self.before)
 
     def told(self) -> dict[str, object]:
         """For bench/results; at most fifty of the wrong ones."""
@@ -217,19 +193,13 @@ class Soak:
         stage = self._stage
         stage.rest()
         await until(lambda: stage.is_quiet, 10)
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        ours = Counter(kind.__name__ for kind in map(type, gc.get_objects()) if is_ours(kind))
-        living = sum(len(edge.living) for edge in stage.edges)
-        return Census(
-            rss_bytes(),
-            len(os.listdir("/proc/self/fd")),
-            len(asyncio.all_tasks()),
-            stage.gateway.active,
-            stage.gateway.connections,
-            living,
-            ours,
-        )
+        census = take_census(stage)
+        # A QUIC connection that was closed answers for three more round trips, a TCP transport lingers up to 2 s.
+        deadline = time.monotonic() + 10
+        while self.report.before is not None and time.monotonic() < deadline and census.more_than(self.report.before):
+            await asyncio.sleep(0.2)
+            census = take_census(stage)
+        return census
 
     def _judge(self) -> None:
         """Hold every stream's end against its record."""
@@ -272,16 +242,6 @@ def wrong(plan: Plan, hearing: Hearing, records: list[RequestRecord]) -> str:
         "left": lambda: record.outcome in ("client cancelled", "ok") or record.outcome.startswith("edge "),
     }
     return "" if fits.get(hearing.ending, lambda: False)() else f"{seen}: {record.detail}"
-
-
-def is_ours(kind: type) -> bool:
-    """Of the proxy, records excepted: those are kept on purpose."""
-    module = kind.__module__
-    return isinstance(module, str) and module.startswith("proxy.") and module != "proxy.waterfall"
-
-
-def rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def until(holds: Callable[[], bool], within_s: float) -> None:

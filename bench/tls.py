@@ -1,0 +1,187 @@
+"""TLS and HTTP/2 through headrace beside nginx: small requests, downloads, handshakes, idle connections, and the start.
+
+All figures are for the proxy's own CPU-seconds or memory; clients are h2load and Python's ssl. P-256 certificate, TLS 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from bench.http import NGINX
+from bench.measure import Figures, Server, free_port, record, take_turns
+from headrace.lab.ca import ThrowAwayCa, issue
+
+HANDSHAKES, IDLE = 400, 1000
+DOWN = 256 << 20
+SMALL = "/bench/big?bytes=240"
+
+
+def nginx(stack: ExitStack, upstream: int, ca: ThrowAwayCa) -> tuple[Server, int, int]:
+    server, tls, plain = stack.enter_context(Server("nginx")), free_port(), free_port()
+    rest = f"""
+      ssl_certificate {ca.cert_file}; ssl_certificate_key {ca.key_file}; ssl_protocols TLSv1.3; http2_max_requests 10000000;
+      upstream o {{ server 127.0.0.1:{upstream}; keepalive 128; keepalive_requests 10000000; }}
+      server {{ listen 127.0.0.1:{tls} ssl http2; listen 127.0.0.1:{plain}; location /bench/ {{
+        proxy_pass http://o/; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }}"""
+    rest = rest.replace("http2_max_requests 10000000;", "")
+    file = server.write("nginx.conf", NGINX.format(folder=server.folder, rest=rest))
+    server.start(["nginx", "-c", file, "-e", str(server.folder / "error.log")], tls)
+    return server, tls, plain
+
+
+def headrace_config(server: Server, upstream: int, tls: int, plain: int, ca: ThrowAwayCa) -> str:
+    return server.write(
+        "headrace.toml",
+        f"""
+state_dir = "{server.folder}/state"
+log = {{ level = "warning" }}
+[resolver]
+listen = []
+[proxy]
+listen = ["https://127.0.0.1:{tls}", "http://127.0.0.1:{plain}"]
+[tls]
+cert_file = "{ca.cert_file}"
+key_file = "{ca.key_file}"
+[admin]
+listen = "http://127.0.0.1:{free_port()}"
+[[pool]]
+name = "bench"
+path = "/bench"
+[[pool.edge]]
+id = "origin"
+url = "http://127.0.0.1:{upstream}"
+max_active = 10000
+""",
+    )
+
+
+def headrace(stack: ExitStack, upstream: int, ca: ThrowAwayCa) -> tuple[Server, int, int]:
+    server, tls, plain = stack.enter_context(Server("headrace")), free_port(), free_port()
+    file = headrace_config(server, upstream, tls, plain, ca)
+    server.start([sys.executable, "-m", "headrace", "run", "--config", file], tls)
+    return server, tls, plain
+
+
+def h2load(port: int, requests: int, connections: int, streams: int, path: str) -> int:
+    """Requests that succeeded."""
+    argv = ["h2load", "-n", str(requests), "-c", str(connections), "-m", str(streams), "-w", "24", "-W", "24"]
+    said = subprocess.run(
+        [*argv, f"https://127.0.0.1:{port}{path}"], capture_output=True, text=True, timeout=120
+    ).stdout
+    done = re.search(r"(\d+) succeeded", said)
+    if done is None or int(done[1]) < requests:
+        raise RuntimeError(said)
+    return int(done[1])
+
+
+def download_tls(port: int, context: ssl.SSLContext) -> None:
+    with (
+        closing(socket.create_connection(("127.0.0.1", port))) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as tls,
+    ):
+        tls.sendall(f"GET /bench/big?bytes={DOWN} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        got, block = 0, bytearray(1 << 18)
+        while size := tls.recv_into(block):
+            got += size
+        if got < DOWN:
+            raise RuntimeError(f"{got} of {DOWN} bytes")
+
+
+def handshakes(port: int, context: ssl.SSLContext, *, resumed: bool) -> None:
+    session: ssl.SSLSession | None = None
+    for _ in range(HANDSHAKES):
+        with closing(socket.create_connection(("127.0.0.1", port))) as raw:
+            tls = context.wrap_socket(raw, server_hostname="localhost", session=session if resumed else None)
+            tls.sendall(f"GET {SMALL} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            tls.recv(4096)
+            session = tls.session  # a TLS 1.3 ticket comes with the first bytes after the handshake
+            tls.close()
+
+
+def idle(server: Server, port: int, context: ssl.SSLContext | None) -> float:
+    """Bytes that the proxy grew by for each of IDLE connections that have had one answer."""
+    before, held = server.rss_bytes(), []
+    for _ in range(IDLE):
+        raw: socket.socket = socket.create_connection(("127.0.0.1", port))
+        raw = context.wrap_socket(raw, server_hostname="localhost") if context is not None else raw
+        raw.sendall(f"GET {SMALL} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        raw.recv(4096)
+        held.append(raw)
+    grown = server.rss_bytes() - before
+    for raw in held:
+        raw.close()
+    return max(grown, 1) / IDLE
+
+
+def start_ms(upstream: int, ca: ThrowAwayCa) -> float:
+    """From exec to the first answered request."""
+    with Server("start") as server:
+        tls, plain = free_port(), free_port()
+        file = headrace_config(server, upstream, tls, plain, ca)
+        began = time.perf_counter()
+        server.start([sys.executable, "-m", "headrace", "run", "--config", file], plain)
+        with closing(socket.create_connection(("127.0.0.1", plain))) as raw:
+            raw.sendall(f"GET {SMALL} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            raw.recv(4096)
+        return (time.perf_counter() - began) * 1000
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench tls", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(argv)
+    if missing := [tool for tool in ("h2load", "nginx") if shutil.which(tool) is None]:
+        print(f"bench tls needs {', '.join(missing)}", file=sys.stderr)
+        return 1
+    rows = {
+        "small": Figures("h2+TLS small requests, 4 x 32", "requests per CPU-second", "nginx"),
+        "one": Figures("h2+TLS small requests, 1 x 1", "requests per CPU-second", "nginx"),
+        "h1": Figures("download 256 MiB, h1+TLS", "bytes per CPU-second", "nginx"),
+        "h2": Figures("download 256 MiB, h2+TLS", "bytes per CPU-second", "nginx"),
+        "full": Figures("TLS 1.3 handshake + request, full", "per CPU-second", "nginx"),
+        "resumed": Figures("TLS 1.3 handshake + request, resumed", "per CPU-second", "nginx"),
+        "idle": Figures("idle connection, plain", "bytes of memory", "nginx"),
+        "idle_tls": Figures("idle connection, TLS", "bytes of memory", "nginx"),
+    }
+    start = Figures("start to first served request", "ms", "headrace")
+    with ExitStack() as stack:
+        ca = issue(Path(stack.enter_context(tempfile.TemporaryDirectory())), ["localhost", "127.0.0.1"])
+        context = ca.client_context(["http/1.1"])
+        origin, upstream = stack.enter_context(Server("origin")), free_port()
+        origin.start([sys.executable, "-m", "bench.origin", str(upstream)], upstream)
+        proxies = {"nginx": nginx(stack, upstream, ca), "headrace": headrace(stack, upstream, ca)}
+
+        def per_cpu(name: str, row: str, amount: float, work: Callable[[], object]) -> None:
+            server = proxies[name][0]
+            before = server.cpu_s()
+            work()
+            rows[row].add(name, amount / max(server.cpu_s() - before, 0.01))
+
+        def turn(name: str) -> None:
+            server, tls, plain = proxies[name]
+            per_cpu(name, "small", 10_000, lambda: h2load(tls, 10_000, 4, 32, SMALL))
+            per_cpu(name, "one", 2_000, lambda: h2load(tls, 2_000, 1, 1, SMALL))
+            per_cpu(name, "h1", DOWN, lambda: download_tls(tls, context))
+            per_cpu(name, "h2", DOWN, lambda: h2load(tls, 1, 1, 1, f"/bench/big?bytes={DOWN}"))
+            per_cpu(name, "full", HANDSHAKES, lambda: handshakes(tls, context, resumed=False))
+            per_cpu(name, "resumed", HANDSHAKES, lambda: handshakes(tls, context, resumed=True))
+            if len(rows["idle"].values.get(name, [])) == 0:  # memory grows once: the first round is the figure
+                rows["idle"].add(name, idle(server, plain, None))
+                rows["idle_tls"].add(name, idle(server, tls, context))
+            if name == "headrace":
+                start.add(name, start_ms(upstream, ca))
+
+        take_turns(options.rounds, {name: (lambda name=name: turn(name)) for name in proxies})  # type: ignore[misc]
+    record("tls", [*rows.values(), start], ["one process each; requests reach the same HTTP/1.1 origin"])
+    return 0
