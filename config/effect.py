@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from config.model import Resolver
 from config.reading import Spot
 
 NO_EFFECT: dict[str, tuple[object, ...]] = {
@@ -35,14 +32,6 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {
 }
 """Key, and the values that need no remark: what happens anyway."""
 
-UNSERVED = ("quic",)
-"""Schemes of DNS listeners that nothing serves yet."""
-
-
-def effective_resolver(config: Resolver) -> Resolver:
-    """The part of it that has an effect."""
-    return replace(config, listen=tuple(listen for listen in config.listen if listen.scheme not in UNSERVED))
-
 
 def note_no_effect(raw: object, spot: Spot) -> None:
     """Walk the TOML as it was written and note every key that changes nothing."""
@@ -55,5 +44,3 @@ def note_no_effect(raw: object, spot: Spot) -> None:
     elif isinstance(raw, list):
         for index, value in enumerate(raw):
             note_no_effect(value, spot.at(index))
-    elif spot.path[:2] == ("resolver", "listen") and str(raw).partition("://")[0] in UNSERVED:
-        spot.note("accepted, but has no effect yet")

@@ -25,7 +25,6 @@ import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 
-from config.effect import effective_resolver
 from config.load import ConfigError, Loaded, find_file, load
 from config.model import Config
 from headrace import exits, identity, logs, state
@@ -40,6 +39,7 @@ from proxy.io.edges import EdgeSet
 from proxy.io.gateway import Gateway
 from proxy.io.inbound_tcp import bind
 from proxy.io.tls import IdentityProblem, TicketRing, TlsIdentity
+from resolver.designation import designations
 from resolver.io.clock import now
 from resolver.io.doh_server import DohService
 from resolver.io.service import ResolverService
@@ -96,7 +96,7 @@ class Daemon:
         except OSError as exc:
             logger.warning("%s cannot be used (%s): nothing outlives this process", config.state_dir, exc.strerror)
         self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
-        resolver = effective_resolver(config.resolver)
+        resolver = config.resolver
         self.upstreams = UpstreamSet(resolver, clock=now)
         self.resolver = ResolverService(resolver, state_dir=config.state_dir, upstreams=self.upstreams, clock=now)
         self.doh = DohService(self.resolver, config.resolver.doh_path)
@@ -151,7 +151,8 @@ class Daemon:
         self._apply(config)
         await self.listeners.open(config.proxy.listen, self.identity, config.tls.tickets)
         await self.resolver.start()
-        await self.listeners.open(effective_resolver(config.resolver).listen, self.identity, config.tls.tickets)
+        await self.listeners.open(config.resolver.listen, self.identity, config.tls.tickets)
+        self._designate()
         self._start_admin(config)
         self.edges.start()
         await self.ring.start()
@@ -326,7 +327,7 @@ class Daemon:
         """Change over to another configuration. Raises before anything is changed. Returns what waits for a restart."""
         old, new = self.config, loaded.config
         certificate = await self._prove_certificate(new)
-        resolver = effective_resolver(new.resolver)
+        resolver = new.resolver
         wanted = (*new.proxy.listen, *resolver.listen)
         await self.listeners.open(wanted, self.identity, new.tls.tickets)
         # From here on nothing may fail for a reason that the file could have: it applies whole.
@@ -338,6 +339,7 @@ class Daemon:
         self._apply(new)
         self.listeners.remove(self.listeners.kept() - set(wanted), new.proxy.drain_timeout_s)
         await self.listeners.load_quic()
+        self._designate()
         waiting = needs_restart(old, new)
         for line in (*map(str, loaded.notes), *waiting):
             logger.warning("%s", line)
@@ -354,6 +356,12 @@ class Daemon:
         self._log_json = logs.wants_json(config.log, 2)
         if self.admin is not None:
             self.admin.app.with_metrics = config.admin.metrics
+
+    def _designate(self) -> None:
+        """Tell clients of plain DNS of our encrypted listeners (RFC 9462), by a name that the certificate proves."""
+        names = identity.own_names(self.certificate.cert_file) if self.certificate else [""]
+        found = designations(self.listeners.addresses, next(iter(names), ""), self.config.resolver.doh_path)
+        self.resolver.designate(found)
 
     # ---------------------------------------------------------------- certificate
 
@@ -377,6 +385,7 @@ class Daemon:
             logger.info("new handshakes show the certificate in %s", certificate.cert_file)
             for quic in self.listeners.quic:
                 quic.renew_certificate()
+            self._designate()
 
     async def _keep_certificate(self) -> None:
         """Look at the files every hour, for as long as the daemon lives."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from config.effect import effective_resolver
 from config.model import Config, Listen
 from headrace.listeners import TLS_SCHEMES
 
@@ -26,9 +25,7 @@ class Certificate:
 
 
 def needs_certificate(config: Config) -> bool:
-    return any(
-        listen.scheme in TLS_SCHEMES for listen in (*config.proxy.listen, *effective_resolver(config.resolver).listen)
-    )
+    return any(listen.scheme in TLS_SCHEMES for listen in (*config.proxy.listen, *config.resolver.listen))
 
 
 def certificate_for(config: Config, folder: Path) -> Certificate:

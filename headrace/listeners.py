@@ -25,7 +25,6 @@ from proxy.messages import Leg, RequestHead
 
 if TYPE_CHECKING:
     from proxy.io.gateway import Gateway
-    from proxy.io.inbound_quic import QuicListener
     from resolver.io.listen import DnsListeners
     from resolver.io.service import ResolverService
 
@@ -110,11 +109,28 @@ class OpenTcp:
         self.door.close_now()
 
 
-class OpenQuic:
-    """A UDP socket that is ours at once, and answers as soon as the QUIC stack is loaded: its import takes 0.1 s."""
+class QuicServer(Protocol):
+    """What answers on a UDP socket: `QuicListener` for h3, `DoqListener` for DNS."""
 
-    def __init__(self, listen: Listen, door: Door, identity: TlsIdentity, tickets: Tickets) -> None:
-        self._listen, self._door, self._identity, self._tickets = listen, door, identity, tickets
+    full_handshakes: int
+    resumed_handshakes: int
+
+    def reload_certificate(self, cert_file: str = "", key_file: str = "") -> None: ...
+    def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class OpenQuic:
+    """A UDP socket that is ours at once, and answers as soon as the QUIC stack is loaded: its import takes 0.1 s.
+
+    `serve` makes the server of a loaded `module`, which then owns the socket.
+    """
+
+    def __init__(
+        self, listen: Listen, identity: TlsIdentity, module: str, serve: Callable[[socket.socket], QuicServer]
+    ) -> None:
+        self.scheme = listen.scheme
+        self._identity, self._module, self._serve = identity, module, serve
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -126,17 +142,13 @@ class OpenQuic:
             self._socket.close()
             raise
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        self.listener: QuicListener | None = None
+        self.listener: QuicServer | None = None
 
     async def load(self) -> None:
         """Datagrams that came meanwhile wait in the kernel."""
-        await asyncio.to_thread(import_module, "proxy.io.inbound_quic")
-        from proxy.io.inbound_quic import QuicListener
-        from resolver.io.quic_socket import UdpSocket
-
+        await asyncio.to_thread(import_module, self._module)
         if self._socket.fileno() >= 0 and self.listener is None:
-            files = self._identity.cert_file, self._identity.key_file
-            self.listener = QuicListener(self._listen, self._door, UdpSocket(self._socket), *files, self._tickets)
+            self.listener = self._serve(self._socket)
 
     def renew_certificate(self) -> None:
         if self.listener is not None:
@@ -206,7 +218,10 @@ class Listeners:
         assert identity is not None or listen.scheme not in TLS_SCHEMES, f"{listen} opens after the identity is made"
         if listen.scheme == "h3":
             assert identity is not None
-            return OpenQuic(listen, Door(self._gateway), identity, tickets)
+            return self._open_h3(listen, identity, tickets)
+        if listen.scheme == "quic":
+            assert identity is not None
+            return self._open_doq(listen, identity, tickets)
         if listen.scheme in ("http", "https"):
             door = Door(self._gateway)
             tls = identity.context(HTTP_ALPN) if identity and listen.scheme == "https" else None
@@ -216,6 +231,26 @@ class Listeners:
 
         tls = identity.context(DOT_ALPN) if identity and listen.scheme == "tls" else None
         return OpenDns(await listen_dns([listen], self._resolver, tls=tls))
+
+    def _open_h3(self, listen: Listen, identity: TlsIdentity, tickets: Tickets) -> OpenQuic:
+        door = Door(self._gateway)
+
+        def serve(sock: socket.socket) -> QuicServer:
+            from proxy.io.inbound_quic import QuicListener
+            from resolver.io.quic_socket import UdpSocket
+
+            return QuicListener(listen, door, UdpSocket(sock), identity.cert_file, identity.key_file, tickets)
+
+        return OpenQuic(listen, identity, "proxy.io.inbound_quic", serve)
+
+    def _open_doq(self, listen: Listen, identity: TlsIdentity, tickets: Tickets) -> OpenQuic:
+        def serve(sock: socket.socket) -> QuicServer:
+            from resolver.io.doq_listener import DoqListener
+            from resolver.io.quic_socket import UdpSocket
+
+            return DoqListener(listen, self._resolver, UdpSocket(sock), identity.cert_file, identity.key_file, tickets)
+
+        return OpenQuic(listen, identity, "resolver.io.doq_listener", serve)
 
     async def load_quic(self) -> None:
         for found in self.quic:

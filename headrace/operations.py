@@ -48,12 +48,14 @@ class DaemonOperations:
         return {"requests": [record_fields(record) for record in self._daemon.telemetry.last(last)]}
 
     def tickets(self) -> dict[str, object]:
-        quic = [found.listener for found in self._daemon.listeners.quic if found.listener]
-        h3 = {
+        return {**asdict(self._daemon.ring.snapshot()), "h3": self._handshakes("h3"), "doq": self._handshakes("quic")}
+
+    def _handshakes(self, scheme: str) -> dict[str, int]:
+        quic = [found.listener for found in self._daemon.listeners.quic if found.scheme == scheme and found.listener]
+        return {
             "full": sum(listener.full_handshakes for listener in quic),
             "resumed": sum(listener.resumed_handshakes for listener in quic),
         }
-        return {**asdict(self._daemon.ring.snapshot()), "h3": h3}
 
     def resolver(self) -> dict[str, object]:
         upstreams = [asdict(view) for view in self._daemon.upstreams.snapshot()]

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from config.effect import effective_resolver
 from config.load import Loaded
 from headrace import exits
 from headrace.client import Daemon, load_or_fail
@@ -63,7 +62,7 @@ async def lone_resolver(loaded: Loaded) -> AsyncIterator[ResolverService]:
     from resolver.io.upstream_set import UpstreamSet
 
     cache = replace(loaded.config.resolver.cache, persist=False)
-    config = replace(effective_resolver(loaded.config.resolver), listen=(), cache=cache)
+    config = replace(loaded.config.resolver, listen=(), cache=cache)
     upstreams = UpstreamSet(config)
     resolver = ResolverService(config, state_dir=loaded.config.state_dir, upstreams=upstreams)
     try:

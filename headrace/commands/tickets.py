@@ -26,9 +26,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines(answer: dict[str, Any]) -> list[str]:
-    quic = answer["h3"]
     counts = f"handshakes: {answer['full']} full, {answer['resumed']} resumed"
-    counts += f"; over h3 {quic['full']} full, {quic['resumed']} resumed"
+    for way in ("h3", "doq"):
+        counts += f"; over {way} {answer[way]['full']} full, {answer[way]['resumed']} resumed"
     if not answer["supported"]:
         return [f"tickets are OpenSSL's own: {answer['why_not']}", counts]
     rows = [

@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from config.effect import effective_resolver
 from config.load import Loaded
 from config.values import read_address
 from headrace import exits
@@ -44,7 +43,7 @@ async def _walk(loaded: Loaded, args: argparse.Namespace) -> Trace:
     from resolver.trace import ROOT_HINTS, Server
 
     roots = (Server(args.root, (read_address(args.root),)),) if args.root else ROOT_HINTS
-    resolver = effective_resolver(loaded.config.resolver)
+    resolver = loaded.config.resolver
     upstreams = UpstreamSet(resolver)
     try:
         return await trace(

@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from config import model
 from resolver import wire as w
-from resolver.answer import Answer, Bounds, reply
+from resolver.answer import Answer, Bounds, Rr, reply
 from resolver.cache import Cache, key_of, name_of, scope_of
 from resolver.chain import NOT_READY, OTHER, PROHIBITED, Chain, Found, failure, subnet_option
 from resolver.endpoints import Endpoints
@@ -93,6 +93,7 @@ class ResolverService:
     async def close(self) -> None:
         """Ends flights (those who wait get SERVFAIL), and saves the cache. May be called twice."""
         if self._housekeeping is not None:
+        self._designated: tuple[Rr, ...] = ()
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
             self._housekeeping = None
@@ -115,7 +116,7 @@ class ResolverService:
 
     def _apply(self, config: model.Resolver) -> None:
         cache = config.cache
-        self._chain.zones = Zones(config.zones)
+        self._chain.zones = Zones(config.zones, self._designated)
         self._read_hosts()
         bounds = Bounds(int(cache.min_ttl_s), int(cache.max_ttl_s), int(cache.max_negative_ttl_s))
         self._fetcher = Fetcher(
@@ -137,6 +138,12 @@ class ResolverService:
     async def _keep_house(self) -> None:
         """Owned by this service and cancelled by `close`; a save that is cut short leaves the old file."""
         await self._take_policy()
+    def designate(self, records: Sequence[Rr]) -> None:
+        """What `_dns.resolver.arpa` answers from now on (RFC 9462); nothing: no data."""
+        if tuple(records) != self._designated:
+            self._designated = tuple(records)
+            self._apply(self._config)
+
         if self._config.cache.persist:
             await self._saved.restore(lambda saved: self._allowed(saved.key, saved.answer))
         self._loaded.set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.effect import NO_EFFECT, effective_resolver
+from config.effect import NO_EFFECT
 from config.load import ConfigError, Loaded, default_config, find_file, load, load_text
 from config.model import DnsUpstream, Edge, Listen, Pool, Probe, Secret, Zone
 from config.schema import ROOT
@@ -317,12 +317,6 @@ def test_default_pools_lead_to_both_services() -> None:
         path="/openai",
     )
     assert (pools[1].path, pools[1].edges[0].host) == ("/anthropic", "api.anthropic.com")
-
-
-def test_a_listener_that_nobody_serves_yet_is_left_out_and_noted() -> None:
-    loaded = read('[resolver]\nlisten = ["quic://127.0.0.1:1", "udp://127.0.0.1:2"]\n' + POOL)
-    assert [listen.scheme for listen in effective_resolver(loaded.config.resolver).listen] == ["udp"]
-    assert [note.path for note in loaded.notes] == ["resolver.listen[0]"]
 
 
 def schema_paths(table: Table, path: str = "") -> Iterator[str]:

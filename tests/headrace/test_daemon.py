@@ -380,3 +380,27 @@ async def _read_out(reader: asyncio.StreamReader) -> None:
             pass
     except OSError:
         return
+
+
+async def test_dns_over_quic_is_served_and_designated(place: Place) -> None:
+    ports = place.ports
+    listens = [f"udp://127.0.0.1:{ports.dns}", "tls://127.0.0.1:0", "quic://127.0.0.1:0"]
+    place.write(top="", listen=(f"https://127.0.0.1:{ports.https}", f"h3://127.0.0.1:{ports.https}"))
+    text = place.file.read_text().replace(
+        f'listen = ["udp://127.0.0.1:{ports.dns}"]', f"listen = {json.dumps(listens)}"
+    )
+    place.file.write_text(text)
+    async with place.running():
+        asked = dns.message.make_query("_dns.resolver.arpa", "SVCB")
+        said = await dns.asyncquery.udp(asked, "127.0.0.1", port=ports.dns, timeout=5)
+        found = {record.params[1].ids: record for record in said.answer[0]}
+        assert set(found) == {(b"dot",), (b"doq",), (b"h3", b"h2")}
+        assert found[(b"h3", b"h2")].params[3].port == ports.https
+        doq_port = found[(b"doq",)].params[3].port
+        ca = str(place.state / "ca" / "ca.pem")
+        reply = await dns.asyncquery.quic(
+            dns.message.make_query("localhost", "A"), "127.0.0.1", port=doq_port, verify=ca, server_hostname="localhost"
+        )
+        assert reply.answer[0][0].to_text() == "127.0.0.1"
+        code, out, _ = await place.command("tickets", "--json")
+        assert code == 0 and json.loads(out)["doq"] == {"full": 1, "resumed": 0}
