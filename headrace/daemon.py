@@ -18,6 +18,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import ssl
 import tempfile
@@ -50,6 +51,7 @@ FLUSH_S = 0.05
 DRAIN_LOOK_S = 0.02
 LINGER_S = 0.5
 """After the last exchange: time for idle connections to say goodbye."""
+MOST_DESCRIPTORS = 1 << 20
 RENEW_S = 3600.0
 """How often certificate files are looked at: ours are issued anew in time, others may be replaced at any time."""
 
@@ -61,6 +63,7 @@ def serve(loaded: Loaded, *, named: str | None) -> int:
     import uvloop
 
     output = logs.set_up_logging(loaded.config.log)
+    _take_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(_log_unexpected)
         return runner.run(Daemon(loaded, named=named, output=output).run())
@@ -403,6 +406,15 @@ class Daemon:
 
     def _flush(self) -> None:
         self.telemetry.flush_log(self._output, as_json=self._log_json)
+
+
+def _take_descriptors() -> None:
+    """All the descriptors that we may have. The soft limit of 1024 is there for select(2), which nothing here uses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

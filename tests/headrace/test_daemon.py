@@ -404,3 +404,11 @@ async def test_dns_over_quic_is_served_and_designated(place: Place) -> None:
         assert reply.answer[0][0].to_text() == "127.0.0.1"
         code, out, _ = await place.command("tickets", "--json")
         assert code == 0 and json.loads(out)["doq"] == {"full": 1, "resumed": 0}
+
+
+async def test_the_daemon_takes_all_descriptors_that_it_may_have(place: Place) -> None:
+    """A soft limit of 1024 is two dozen browsers; it stands there for programs that use select(2)."""
+    async with place.running() as daemon:
+        limits = Path(f"/proc/{daemon.pid}/limits").read_text()
+        soft, hard = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
+        assert soft == hard or int(soft) == 1 << 20
