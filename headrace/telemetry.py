@@ -20,7 +20,8 @@ from proxy.waterfall import PARTS, RequestRecord
 
 RING = 1000
 """Requests kept for `headrace requests`."""
-MAX_SERIES = 4096
+MAX_POOLS = 256
+MAX_SERIES_OF_POOL = 1024
 SUMS = ("retries", "bytes_in", "bytes_out", "reused", "resumed")
 PENDING = 4096
 """Log lines waiting for the next flush; more than these in one interval are counted, not written."""
@@ -53,6 +54,33 @@ class Histogram:
         yield f"{name}_count{label_text(labels)} {running}"
 
 
+class PoolFigures:
+    """What is counted for one pool. At most MAX_SERIES_OF_POOL combinations of edge, outcome and status."""
+
+    __slots__ = ("bytes_in", "bytes_out", "first_byte", "requests", "resumed", "retries", "reused", "wall")
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str, int], int] = {}
+        self.retries = self.bytes_in = self.bytes_out = self.reused = self.resumed = 0
+        self.first_byte = Histogram()
+        self.wall = Histogram()
+
+    def add(self, record: RequestRecord) -> None:
+        key = (record.edge, record.outcome, record.status // 100)
+        if key not in self.requests and len(self.requests) >= MAX_SERIES_OF_POOL:
+            key = ("other", record.outcome, record.status // 100)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        self.bytes_in += record.bytes_in
+        self.bytes_out += record.bytes_out
+        self.reused += record.reused
+        self.resumed += record.resumed
+        self.retries += record.attempts - 1
+        fall = record.fall
+        self.wall.add(fall.ended - fall.start)
+        if fall.first >= 0:
+            self.first_byte.add(fall.first - fall.start)
+
+
 def _nobody_flushes() -> None:
     """Until the daemon says who does."""
 
@@ -62,10 +90,7 @@ class Telemetry:
 
     def __init__(self, ring: int = RING) -> None:
         self.recent: deque[RequestRecord] = deque(maxlen=ring)
-        self._requests: dict[tuple[str, str, str, int], int] = {}
-        self._first_byte: dict[str, Histogram] = {}
-        self._wall: dict[str, Histogram] = {}
-        self._sums: dict[str, dict[str, int]] = {}
+        self._pools: dict[str, PoolFigures] = {}
         self._pending: list[RequestRecord] = []
         self.unlogged = 0
         self.log_requests = True
@@ -75,11 +100,8 @@ class Telemetry:
     def record(self, record: RequestRecord) -> None:
         """Take a finished request. Microseconds: see the module's theory."""
         self.recent.append(record)
-        pool = record.pool or "none"
-        self._count(pool, record)
-        self._histogram(self._wall, pool).add(record.wall_s)
-        if (first_byte_s := record.first_byte_s) is not None:
-            self._histogram(self._first_byte, pool).add(first_byte_s)
+        pool = self._pools.get(record.pool) or self._new_pool(record.pool)
+        pool.add(record)
         if not self.log_requests:
             return
         if not self._pending:
@@ -89,27 +111,11 @@ class Telemetry:
         else:
             self.unlogged += 1
 
-    def _count(self, pool: str, record: RequestRecord) -> None:
-        key = (pool, record.edge or "none", record.outcome, record.status // 100)
-        if key not in self._requests and len(self._requests) >= MAX_SERIES:
-            key = ("other", "other", record.outcome, record.status // 100)
-        self._requests[key] = self._requests.get(key, 0) + 1
-        sums = self._sums.get(pool)
-        if sums is None:
-            sums = self._sums.setdefault(pool if len(self._sums) < MAX_SERIES else "other", dict.fromkeys(SUMS, 0))
-        sums["bytes_in"] += record.bytes_in
-        sums["bytes_out"] += record.bytes_out
-        sums["reused"] += record.reused
-        sums["resumed"] += record.resumed
-        sums["retries"] += record.retries
-
-    @staticmethod
-    def _histogram(histograms: dict[str, Histogram], pool: str) -> Histogram:
-        found = histograms.get(pool)
-        if found is None:
-            pool = pool if len(histograms) < MAX_SERIES else "other"
-            found = histograms.setdefault(pool, Histogram())
-        return found
+    def _new_pool(self, name: str) -> PoolFigures:
+        name = name or "none"
+        if name not in self._pools and len(self._pools) >= MAX_POOLS:
+            name = "other"
+        return self._pools.setdefault(name, PoolFigures())
 
     def last(self, count: int) -> list[RequestRecord]:
         """The newest first."""
@@ -129,22 +135,20 @@ class Telemetry:
         """Lines of the text format 0.0.4."""
         yield "# HELP headrace_requests_total Finished requests."
         yield "# TYPE headrace_requests_total counter"
-        for (pool, edge, outcome, hundreds), count in self._requests.items():
-            status = f"{hundreds}xx" if hundreds else "none"
-            labels = (("pool", pool), ("edge", edge), ("outcome", outcome), ("status", status))
-            yield f"headrace_requests_total{label_text(labels)} {count}"
-        yield from self._sum_lines()
-        for name, histograms in (("first_byte", self._first_byte), ("request", self._wall)):
-            yield f"# TYPE headrace_{name}_seconds histogram"
-            for pool, histogram in histograms.items():
-                yield from histogram.lines(f"headrace_{name}_seconds", (("pool", pool),))
-
-    def _sum_lines(self) -> Iterator[str]:
+        for pool, figures in self._pools.items():
+            for (edge, outcome, hundreds), count in figures.requests.items():
+                status = f"{hundreds}xx" if hundreds else "none"
+                labels = (("pool", pool), ("edge", edge or "none"), ("outcome", outcome), ("status", status))
+                yield f"headrace_requests_total{label_text(labels)} {count}"
         for name in SUMS:
             yield f"# TYPE headrace_{name}_total counter"
-            for pool, sums in self._sums.items():
-                if sums[name]:
-                    yield f"headrace_{name}_total{label_text((('pool', pool),))} {sums[name]}"
+            for pool, figures in self._pools.items():
+                if amount := getattr(figures, name):
+                    yield f"headrace_{name}_total{label_text((('pool', pool),))} {amount}"
+        for name, which in (("first_byte", "first_byte"), ("request", "wall")):
+            yield f"# TYPE headrace_{name}_seconds histogram"
+            for pool, figures in self._pools.items():
+                yield from getattr(figures, which).lines(f"headrace_{name}_seconds", (("pool", pool),))
 
 
 def gauges(name: str, kind: str, values: Iterable[tuple[Labels, float]]) -> Iterator[str]:

@@ -82,11 +82,13 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, Step]] = {
 }
 
 
+TABLE = TRANSITIONS | {(Phase.OVER, event): (Phase.OVER, Step.NOTHING) for event in Event}
+"""The whole: after OVER everything is late and means nothing."""
+
+
 def decide(phase: Phase, event: Event) -> tuple[Phase, Step]:
-    """The next phase and what to do. After OVER everything is late and means nothing. KeyError: a rim broke its promise."""
-    if phase is Phase.OVER:
-        return Phase.OVER, Step.NOTHING
-    return TRANSITIONS[phase, event]
+    """The next phase and what to do. KeyError: a rim broke its promise."""
+    return TABLE[phase, event]
 
 
 def picture() -> str:

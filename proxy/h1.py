@@ -20,8 +20,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
-from proxy.messages import Fields, RequestHead, ResponseHead
+from proxy.messages import Fields, RequestHead, ResponseHead, get_field
 
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21-\x7e\x80-\xff]+) HTTP/([0-9]\.[0-9])")
@@ -76,21 +77,27 @@ class Framing:
     idle_hint_s: float = 0.0
 
 
-_memo: dict[bytes, tuple[bytes, bytes]] = {}
+_ordinary: dict[bytes, tuple[bytes, bytes]] = {}
+_deciding: dict[bytes, tuple[bytes, bytes]] = {}
+"""Lines seen before, by what is done with them: kept as they are, or looked at first (those of SPECIAL)."""
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
-    """(lower-case name, value) of one field line; raises HeadError."""
+    """(lower-case name, value) of one field line; raises HeadError.
+
+    A bare CR or LF, or a NUL, is in no value that FIELD_LINE takes (RFC 9112 2.2, RFC 9110 5.5).
+    """
     match = FIELD_LINE.fullmatch(line)
     if match is None:
         raise HeadError(_bad_line(line))
     name = match[1].lower()
     field = (name, match[2].rstrip(b" \t"))
-    # A secret stays no longer in memory than its request; the memo is dropped whole when a flood of odd lines fills it.
+    # A secret stays no longer in memory than its request; a memo is dropped whole when a flood of odd lines fills it.
     if name not in SECRET_NAMES and len(line) <= MEMO_LINE_BYTES:
-        if len(_memo) >= MEMO_LINES:
-            _memo.clear()
-        _memo[line] = field
+        memo = _deciding if name in SPECIAL else _ordinary
+        if len(memo) >= MEMO_LINES:
+            memo.clear()
+        memo[line] = field
     return field
 
 
@@ -128,24 +135,33 @@ def head_end(buffer: bytes | bytearray, start: int, limit: int) -> int:
 def _gather(raw: bytes) -> tuple[bytes, Fields, dict[bytes, bytes]]:
     """(start line, fields, those that decide framing and routing). Repeats of the latter are joined by a comma, as RFC 9110
     5.3 says, which makes every repeat that must not be an impossible value."""
-    lines = iter(raw[:-4].split(b"\r\n"))
-    start = next(lines)
-    fields: Fields = []
+    lines = raw[:-4].split(b"\r\n")
+    start = lines.pop(0)
+    # One call for all lines that need no look; most of a head does not.
+    found = list(map(_ordinary.get, lines))
     special: dict[bytes, bytes] = {}
-    keep, known = fields.append, _memo.get
-    for line in lines:
-        # A bare CR or LF, or a NUL, is in no value that FIELD_LINE takes (RFC 9112 2.2, RFC 9110 5.5).
-        field = known(line) or _field(line)
-        name = field[0]
-        if name in SPECIAL:
-            special[name] = special[name] + b", " + field[1] if name in special else field[1]
-            if name not in SPECIAL_BUT_KEPT:
-                continue
-        keep(field)
+    if None in found:
+        _look(lines, found, special)
+    fields = cast(Fields, found)
     # TE is hop-by-hop, yet the far end must know that trailers are welcome: we relay them (RFC 9110 10.1.4).
     if b"te" in special and b"trailers" in _tokens(special[b"te"]):
         fields.append((b"te", b"trailers"))
     return start, fields, special
+
+
+def _look(lines: list[bytes], found: list[tuple[bytes, bytes] | None], special: dict[bytes, bytes]) -> None:
+    """Fill the gaps of `found` in place; a field that goes no further leaves it."""
+    at = 0
+    while None in found:
+        at = found.index(None, at)
+        line = lines[at]
+        name, value = field = _deciding.get(line) or _field(line)
+        if name in SPECIAL:
+            special[name] = special[name] + b", " + value if name in special else value
+            if name not in SPECIAL_BUT_KEPT:
+                del lines[at], found[at]
+                continue
+        found[at] = field
 
 
 def _tokens(value: bytes) -> list[bytes]:
@@ -487,7 +503,11 @@ EXPECTS_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
 
 
 def _lines_of(fields: Fields) -> bytes:
-    return b"".join([b"%b: %b\r\n" % field for field in fields])
+    return b"\r\n".join(map(b": ".join, fields)) + b"\r\n" if fields else b""
+
+
+def _announces(fields: Fields, length: int) -> bool:
+    return (b"content-length", b"%d" % length) in fields or get_field(fields, b"content-length") is not None
 
 
 def write_request(head: RequestHead) -> tuple[bytes, bool]:
@@ -496,7 +516,7 @@ def write_request(head: RequestHead) -> tuple[bytes, bool]:
     tail = b""
     if chunked:
         tail = b"transfer-encoding: chunked\r\n"
-    elif (head.length or head.method in EXPECTS_BODY) and head.get(b"content-length") is None:
+    elif (head.length or head.method in EXPECTS_BODY) and not _announces(head.fields, head.length or 0):
         tail = b"content-length: %d\r\n" % (head.length or 0)
     trailers = (b"te", b"trailers") in head.fields  # RFC 9110 10.1.4: TE must be nominated
     if head.protocol:
@@ -522,7 +542,7 @@ def write_response(head: ResponseHead, *, http10: bool, close: bool, keep_alive:
         chunked = head.length is None and not head.no_body and not http10
         if chunked:
             tail = b"transfer-encoding: chunked\r\n"
-        elif head.length is not None and not head.no_body and head.get(b"content-length") is None:
+        elif head.length is not None and not head.no_body and not _announces(head.fields, head.length):
             tail = b"content-length: %d\r\n" % head.length
         tail += b"connection: close\r\n" if close else b"connection: keep-alive\r\n" if http10 else keep_alive
     return b"%b%b%b\r\n" % (start, _lines_of(head.fields), tail), chunked

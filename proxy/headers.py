@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from proxy.messages import Fields, RequestHead, ResponseHead
+from proxy.messages import Fields, RequestHead, ResponseHead, without
 
 FORWARDING = frozenset({
     b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-server",
@@ -53,13 +53,15 @@ def request_fields(head: RequestHead, *, peer: str, trusted: bool, version: str,
     dropped = PROXY_ONLY if trusted else FORWARDING | PROXY_ONLY
     if edge_fields:
         dropped = dropped.union(name for name, _ in edge_fields)
-    fields = [field for field in head.fields if field[0] not in dropped]
+    fields = without(head.fields, dropped)
     if trusted:
         _join_forwarding(fields, peer, head)
     else:
-        fields.append((b"x-forwarded-for", peer.encode()))
-        fields.append((b"x-forwarded-proto", head.scheme))
-        fields.append((b"x-forwarded-host", head.authority))
+        fields += (
+            (b"x-forwarded-for", peer.encode()),
+            (b"x-forwarded-proto", head.scheme),
+            (b"x-forwarded-host", head.authority),
+        )
     fields.append((b"via", VIA[version]))
     fields += edge_fields
     return fields
@@ -83,7 +85,7 @@ def _join_forwarding(fields: Fields, peer: str, head: RequestHead) -> None:
 def response_fields(head: ResponseHead, *, server_timing: bytes, loopback: bool) -> Fields:
     """The fields to send to a client. An edge's own Server-Timing stays; ours is one more."""
     dropped = NOT_FOR_LOOPBACK if loopback else NOT_FOR_CLIENTS
-    fields = [field for field in head.fields if field[0] not in dropped]
+    fields = without(head.fields, dropped)
     if server_timing:
         fields.append((b"server-timing", server_timing))
     return fields

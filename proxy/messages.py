@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ class ResponseHead:
 
 
 Head = RequestHead | ResponseHead
+
+
+NAME = itemgetter(0)
+"""The name of a field, for the looks at all names of a head that happen in C."""
+
+
+def without(fields: Fields, names: frozenset[bytes]) -> Fields:
+    """A new list without the fields of these names; a plain copy, in one look, when there are none."""
+    if names.isdisjoint(map(NAME, fields)):
+        return fields.copy()
+    return [field for field in fields if field[0] not in names]
 
 
 def get_field(fields: Fields, name: bytes) -> bytes | None:

@@ -23,7 +23,7 @@ from ipaddress import ip_address
 
 from config.model import Pool
 from proxy import headers
-from proxy.messages import RequestHead
+from proxy.messages import NAME, RequestHead
 
 JUDGED_FIELDS = frozenset({b"origin", b"sec-fetch-site", b"via"})
 SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
@@ -125,9 +125,9 @@ class RouteTable:
         if host not in self._hosts and not self.is_own(host):
             return Refusal(421, "host_refused", "this Host is not served here; add it to a pool's hosts")
         # Few requests carry any of them, so they are looked for in one pass.
-        said = [field for field in head.fields if field[0] in JUDGED_FIELDS]
-        if not said:
+        if JUDGED_FIELDS.isdisjoint(map(NAME, head.fields)):
             return None
+        said = [field for field in head.fields if field[0] in JUDGED_FIELDS]
         return LOOP if headers.is_loop(said) else self._judge_origin(head, dict(said))
 
     def _judge_origin(self, head: RequestHead, said: dict[bytes, bytes]) -> Refusal | None:

@@ -81,7 +81,7 @@ class Waterfall:
         return "".join([f", {name};dur={seconds * 1e3:.1f}" for name, seconds in parts if seconds > SHOWN_S])
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestRecord:
     """One finished exchange, for `headrace requests`, the log and the metrics. Holds no query, header or body.
 
@@ -95,16 +95,16 @@ class RequestRecord:
     host: str
     path: str
     pool: str
+    fall: Waterfall
     edge: str = ""
     client_version: str = ""
     edge_version: str = ""
     status: int = 0
     outcome: str = "ok"
     detail: str = ""
-    fall: Waterfall = field(default_factory=lambda: Waterfall(0.0))
     bytes_in: int = 0
     bytes_out: int = 0
-    attempts: int = 0
+    attempts: int = 1
     reused: bool = False
     resumed: bool = False
     events: int = 0

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 
 from proxy import errors, headers
-from proxy.exchange import Event, Phase, Step, decide
+from proxy.exchange import TABLE, Event, Phase, Step
 from proxy.failover import Attempts, Dial, GiveUp
 from proxy.io.edge_state import EdgeState
 from proxy.io.edges import PoolState
@@ -84,12 +84,22 @@ class Relay:
 class Exchange:
     """One request and its answer, from the head to the end."""
 
-    __slots__ = (
-        "__weakref__", "_attempts", "_begun", "_candidates", "_command", "_marks", "_opening", "_run", "abort",
-        "bytes_in", "bytes_out", "client", "client_ended", "client_full", "continued", "deadline", "edge",
-        "edge_full", "head", "held_back", "id", "idle_s", "kept", "kept_bytes", "leg", "observer", "origin", "phase",
-        "pool", "relay", "started_at", "status", "switched", "target", "total_deadline", "trailers", "waterfall",
-    )  # fmt: skip
+    # What most exchanges never touch is a default of the class, not a store for each of them.
+    phase = Phase.DIALING
+    leg: Leg | None = None
+    edge: EdgeState | None = None
+    abort: Abort | None = None
+    observer: Observer | None = None
+    switched: Switched | None = None
+    kept_bytes = bytes_in = bytes_out = status = 0
+    client_full = edge_full = held_back = continued = False
+    trailers: Fields = []  # never appended to
+    deadline = total_deadline = NEVER
+    _attempts: Attempts | None = None
+    _command: Dial | None = None
+    _opening: Opening | None = None
+    _marks: DialMarks | None = None
+    _begun = False
 
     def __init__(
         self, relay: Relay, client: Leg, head: RequestHead, origin: Origin, pool: PoolState, target: bytes, name: str
@@ -101,27 +111,12 @@ class Exchange:
         self.pool = pool
         self.target = target
         self.id = name
-        self.phase = Phase.DIALING
-        self.leg: Leg | None = None
-        self.edge: EdgeState | None = None
-        self.abort: Abort | None = None
         self.kept: list[bytes] | None = []
-        self.kept_bytes = self.bytes_in = self.bytes_out = self.status = 0
         self.client_ended = bool(head.protocol)  # an upgrade has no end of its own
-        self.client_full = self.edge_full = self.held_back = self.continued = False
-        self.trailers: Fields = []
-        self.observer: Observer | None = None
-        self.switched: Switched | None = None
         self.started_at = time.time()
         self.waterfall = Waterfall(relay.clock())
-        self.deadline = self.total_deadline = NEVER
         self.idle_s = pool.config.timeouts.idle_s
-        self._attempts: Attempts | None = None
         self._candidates: list[str] = []
-        self._command: Dial | None = None
-        self._opening: Opening | None = None
-        self._marks: DialMarks | None = None
-        self._begun = False
         client.receiver = ClientSide(self)
 
     def __repr__(self) -> str:
@@ -254,7 +249,7 @@ class Exchange:
 
     def step(self, event: Event) -> None:
         """Go on as the table says."""
-        self.phase, step = decide(self.phase, event)
+        self.phase, step = TABLE[self.phase, event]
         do = _STEPS[step]
         if do is not None:
             do(self)
@@ -440,13 +435,14 @@ class Exchange:
             host_of(head.authority),
             head.target.split(b"?", 1)[0].decode("latin-1"),
             self.pool.config.name,
+            self.waterfall,
             self.edge.id if self.edge is not None else "",
             self.origin.version,
         )
         record.status = self.status
-        record.fall = self.waterfall
         record.bytes_in, record.bytes_out = self.bytes_in, self.bytes_out
-        record.attempts = 1 + (self._attempts.moves if self._attempts is not None else 0)
+        if self._attempts is not None:
+            record.attempts = 1 + self._attempts.moves
         if marks is not None:
             record.edge_version, record.reused, record.resumed = marks.version, marks.reused, marks.resumed
         if abort is not None:

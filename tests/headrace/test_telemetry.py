@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.logs import LogOutput
-from headrace.telemetry import MAX_SERIES, PENDING, Telemetry, json_line, label_text, record_fields, text_line
+from headrace.telemetry import (
+    MAX_POOLS,
+    MAX_SERIES_OF_POOL,
+    PENDING,
+    Telemetry,
+    json_line,
+    label_text,
+    record_fields,
+    text_line,
+)
 from proxy.waterfall import RequestRecord, Waterfall
 
 
@@ -74,12 +83,20 @@ def test_counters_and_histograms_add_up() -> None:
 
 def test_the_number_of_series_is_bounded() -> None:
     telemetry = Telemetry()
-    for number in range(MAX_SERIES + 50):
+    for number in range(MAX_SERIES_OF_POOL + 50):
         telemetry.record(request(edge=f"e{number}"))
     found = metrics(telemetry)
     series = [name for name in found if name.startswith("headrace_requests_total")]
-    assert len(series) == MAX_SERIES + 1
-    assert found['headrace_requests_total{pool="other",edge="other",outcome="ok",status="2xx"}'] == 50
+    assert len(series) == MAX_SERIES_OF_POOL + 1
+    assert found['headrace_requests_total{pool="openai",edge="other",outcome="ok",status="2xx"}'] == 50
+
+
+def test_the_number_of_pools_is_bounded() -> None:
+    telemetry = Telemetry()
+    for number in range(MAX_POOLS + 5):
+        telemetry.record(request(pool=f"p{number}"))
+    found = metrics(telemetry)
+    assert found['headrace_requests_total{pool="other",edge="direct",outcome="ok",status="2xx"}'] == 5
 
 
 def test_labels_are_escaped() -> None:
