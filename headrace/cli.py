@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,6 +21,7 @@ from headrace.console import Failure, say
 
 DESCRIPTION = "A resolver and reverse proxy on your workstation that make LLM services answer sooner."
 EPILOG = """\
+headrace COMMAND --help says more of one.
 exit codes: 0 ok, 1 problem found, 2 usage or configuration, 3 not running, 4 needs privilege, 130 interrupted
 Without --config: $HEADRACE_CONFIG, $XDG_CONFIG_HOME/headrace/headrace.toml, /etc/headrace/headrace.toml, else defaults.
 """
@@ -27,14 +29,32 @@ Without --config: $HEADRACE_CONFIG, $XDG_CONFIG_HOME/headrace/headrace.toml, /et
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        say(f"{self.prog}: {message}\nTry: {self.prog} --help")
+        say(f"{self.prog}: {_with_offer(message)}\nTry: {self.prog} --help")
         sys.exit(exits.USAGE)
+
+
+_INVALID_CHOICE = re.compile(r"argument \S+: invalid choice: '(.*)' \(choose from (.*)\)")
+
+
+def _with_offer(message: str) -> str:
+    """What argparse says, with the nearest word in place of a list that is quoted differently by each Python."""
+    found = _INVALID_CHOICE.fullmatch(message)
+    if found is None:
+        return message
+    from config.reading import did_you_mean
+
+    known = re.findall(r"[\w-]+", found[2])
+    near = did_you_mean(found[1], known)
+    return f'no "{found[1]}" here; ' + (f"did you mean {near}?" if near else f"known: {', '.join(known)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     parser = _build_parser()
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    args = parser.parse_args(words)
     if args.show_version:
         args.command, args.json = "version", False
     if not args.command:

@@ -11,6 +11,7 @@ from config.load import ConfigError, Loaded, find_file, load
 from headrace import exits
 from headrace.console import Failure, say
 from headrace.state import RUNNING, TOKEN, Running, read_running
+from headrace.wording import counted
 
 TIMEOUT_S = 30.0
 REFUSALS = {400: exits.USAGE, 401: exits.NEEDS_PRIVILEGE}
@@ -23,8 +24,7 @@ def load_or_fail(named: str | None) -> Loaded:
     except ConfigError as exc:
         for problem in exc.problems:
             say(str(problem))
-        count = len(exc.problems)
-        raise Failure(f"{count} problem{'s' if count != 1 else ''} in the configuration", exits.USAGE) from exc
+        raise Failure(f"{counted(len(exc.problems), 'problem')} in the configuration", exits.USAGE) from exc
 
 
 class Daemon:
@@ -65,7 +65,9 @@ class Daemon:
             response = connection.getresponse()
             answer: dict[str, Any] = json.loads(response.read())
         except ConnectionRefusedError as exc:
-            raise Failure(f"headrace is not running: nothing listens on {host} port {port}", exits.NOT_RUNNING) from exc
+            raise Failure(
+                f"not running: nothing listens on {host} port {port} (start it: headrace run)", exits.NOT_RUNNING
+            ) from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
             reason = f"{type(exc).__name__}: {exc}"
             raise Failure(f"{host} port {port} does not answer like headrace ({reason})", exits.NOT_RUNNING) from exc
@@ -83,7 +85,7 @@ class Daemon:
         try:
             return file.read_text("ascii").strip()
         except FileNotFoundError as exc:
-            raise Failure(f"headrace is not running with this state_dir: no {file}", exits.NOT_RUNNING) from exc
+            raise Failure(f"not running with this state_dir: no {file}", exits.NOT_RUNNING) from exc
         except OSError as exc:
             text = f"{file} cannot be read ({exc.strerror}); run this as the user of the service"
             raise Failure(text, exits.NEEDS_PRIVILEGE) from exc

@@ -22,6 +22,11 @@ def span(seconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{seconds:.2f} s"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 retry`, `2 retries`; `many` is `one` with an s unless it is given."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def size(count: int) -> str:
     """`812 B`, `1.2 KiB`, `3.4 MiB`."""
     amount = float(count)

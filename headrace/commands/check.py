@@ -9,6 +9,7 @@ from config.load import ConfigError, find_file, load
 from config.reading import Problem
 from headrace import exits
 from headrace.console import put_json, say
+from headrace.wording import counted
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,8 +36,7 @@ def _report(args: argparse.Namespace, file: object, problems: list[Problem], not
             say(str(problem))
         for note in notes:
             say(f"{note} (note)")
-        counted = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}" if problems else "ok"
-        say(f"{file or 'defaults (no file)'}: {counted}")
+        say(f"{file or 'defaults (no file)'}: {counted(len(problems), 'problem') if problems else 'ok'}")
     return exits.USAGE if problems else exits.OK
 
 

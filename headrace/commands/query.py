@@ -39,7 +39,7 @@ def ask(loaded: Loaded, name: str, rdtype: str) -> dict[str, Any]:
     except Failure as exc:
         if exc.code != exits.NOT_RUNNING and loaded.config.admin.listen is not None:
             raise
-        say(f"{exc}; resolving in this process")
+        say(f"headrace: {exc}; resolving in this process")
     try:
         return asyncio.run(_ask_alone(loaded, name, rdtype))
     except ValueError as exc:

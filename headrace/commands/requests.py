@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from datetime import datetime
 from typing import Any
 
 from headrace import exits
 from headrace.admin import MAX_REQUESTS
 from headrace.client import Daemon, load_or_fail
 from headrace.console import Failure, coloured, put, put_json, say, table
-from headrace.wording import size, span
+from headrace.wording import counted, size, span
 
 HEADS = ["time", "id", "request", "pool/edge", "via", "status", "total", "in", "out", "where the time went"]
 
@@ -37,9 +38,11 @@ def lines(requests: list[dict[str, Any]]) -> list[str]:
 def _row(request: dict[str, Any]) -> list[str]:
     parts = ", ".join(f"{name} {span(seconds)}" for name, seconds in request["parts"].items() if seconds >= 0.00005)
     flags = "".join(f", {flag}" for flag in ("reused", "resumed") if request[flag])
+    retries = f", {counted(request['retries'], 'retry', 'retries')}" if request["retries"] else ""
+    detail = f"; {request['detail']}" if request["detail"] else ""
     outcome = "" if request["outcome"] == "ok" else f" {request['outcome']}"
     return [
-        request["time"][11:23],
+        _clock(request["time"]),
         request["id"],
         f"{request['method']} {request['path']}"[:60],
         f"{request['pool'] or '-'}/{request['edge'] or '-'}",
@@ -48,5 +51,10 @@ def _row(request: dict[str, Any]) -> list[str]:
         span(request["wall_s"]),
         size(request["bytes_in"]),
         size(request["bytes_out"]),
-        parts + flags + (f", {request['retries']} retries" if request["retries"] else ""),
+        parts + flags + retries + detail,
     ]
+
+
+def _clock(moment: str) -> str:
+    """The time of day here: the record has UTC."""
+    return datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S.%f")[:12]

@@ -15,7 +15,7 @@ from config.values import read_address
 from headrace import exits
 from headrace.client import load_or_fail
 from headrace.console import Failure, put, put_json, say, table
-from headrace.wording import span
+from headrace.wording import counted, span
 
 if TYPE_CHECKING:
     from resolver.trace import Hop, Sample, Trace
@@ -62,7 +62,7 @@ def _show(walked: Trace) -> None:
         put("")
         for line in table(["upstream", "time", "says"], [_sample(sample) for sample in walked.upstreams]):
             put(line)
-    say(f"{walked.outcome} in {span(walked.took_s)}, {len(walked.hops)} servers asked")
+    say(f"{walked.outcome} in {span(walked.took_s)}, {counted(len(walked.hops), 'server')} asked")
 
 
 def _hop(hop: Hop) -> list[str]:

@@ -183,7 +183,7 @@ class Dialler:
         try:
             self.found = await self._resolver.endpoints(edge.host, edge.port)
         except (ResolverError, OSError) as exc:
-            raise DialError(failed_dial(exc, f"resolve {edge.host}")) from exc
+            raise DialError(failed_dial(exc, "resolve")) from exc
         return self.found
 
     async def dial(self, timeout_s: float, *, h1_only: bool = False) -> Dialled:

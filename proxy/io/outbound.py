@@ -267,10 +267,11 @@ class EdgeConnections:
 
     # ---------------------------------------------------------------- what connections do
 
-    def _adopt(self, dialled: Dialled) -> None:
+    def _adopt(self, dialled: Dialled, *, tunnel: bool = False) -> None:
         held = _Held(dialled)
         connection = held.connection
-        self.version = connection.version
+        if not tunnel:  # which always gets h1: that says nothing of what other dials get, nor of how many are needed
+            self.version = connection.version
         self._warm_not_before = self._loop.time() + self.limits.warm_pause_s
         if held.is_shared:
             self._shared.append(held)
@@ -359,7 +360,7 @@ class EdgeConnections:
             raise
         else:
             del self._dials[task]
-            self._adopt(dialled)
+            self._adopt(dialled, tunnel=tunnel)
             self._watch.dialled()
 
     def _dial_failed(self, tunnel: bool, abort: Abort) -> None:

@@ -71,6 +71,25 @@ def test_wrong_usage_is_2_and_leaves_stdout_empty(args: list[str]) -> None:
     assert done.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["edgs"], 'headrace: no "edgs" here; did you mean edges?'),
+        (["tickets", "rotat"], 'headrace tickets: no "rotat" here; did you mean rotate?'),
+        (["env", "zsh"], 'headrace env: no "zsh" here; known: bash, fish, dotenv'),
+    ],
+)
+def test_a_word_that_is_not_known_gets_the_nearest_or_all_that_are(args: list[str], said: str) -> None:
+    assert headrace(*args).stderr.splitlines()[0] == said
+
+
+@pytest.mark.parametrize("args", [["help"], ["help", "edges"], ["edges", "--help"]])
+def test_help_can_be_asked_for_in_either_order(args: list[str]) -> None:
+    done = headrace(*args)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: headrace{' edges' if 'edges' in args else ''} [")
+
+
 def test_check_says_every_problem_on_stderr_and_is_2(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('[resolver]\nstrategy = "fastes"\n[proxyy]\n')
@@ -135,7 +154,7 @@ def test_config_show_is_toml_on_stdout_and_hides_secrets(tmp_path: Path) -> None
 def test_asking_a_daemon_that_does_not_run_is_3(config: Path, args: list[str]) -> None:
     done = headrace(*args, "--config", str(config))
     assert (done.returncode, done.stdout) == (3, "")
-    assert "headrace is not running" in done.stderr
+    assert done.stderr.startswith("headrace: not running")
 
 
 def test_a_query_without_a_daemon_is_answered_in_the_process(config: Path) -> None:

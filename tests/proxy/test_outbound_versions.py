@@ -125,7 +125,7 @@ async def test_a_tunnel_gets_h1_from_an_edge_that_speaks_h2(authority: Authority
     async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
         await ask(pool)
         leg, marks = await wait_for_leg(pool, tunnel=True).leg()
-        assert marks.version == "h1"
+        assert (marks.version, pool.version) == ("h1", "h2")
         assert await say(leg).over is None
 
 

@@ -102,7 +102,7 @@ async def test_failures_name_what_was_seen(authority: Authority) -> None:
         )
         assert "hostname mismatch" in wrong.reason
     unknown = await probe(Edge("e", "https", "nowhere.test", 443))
-    assert unknown.reason == "resolve nowhere.test: no address for nowhere.test: NXDOMAIN"
+    assert unknown.reason == "resolve: no address for nowhere.test: NXDOMAIN"
 
 
 async def test_ipv6_edges_are_probed() -> None:
