@@ -12,14 +12,19 @@ Owner: the listener that made it; `drain` and `close_now` come from the service.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import cast
 
 from proxy.h2_errors import Code, H2ConnectionError
 from proxy.h2_limits import H2Limits
 from proxy.h2_server import ServerConnection, ServerStream
-from proxy.io.rims import HIGH_WATER, LOW_WATER, Origin, Service
+from proxy.io.rims import Origin, Service
 from proxy.messages import RequestHead
 
+WRITE_HIGH, WRITE_LOW = 64 * 1024, 16 * 1024
+UNSENT_IN_KERNEL = 128 * 1024
+"""Bytes that the kernel takes beyond what it may send now. What it has taken no urgent answer overtakes any more (RFC 9218 10),
+and by itself it takes up to 4 MB."""
 DRAIN_ROUND_TRIP_S = 1.0
 """How long the client has to answer the PING that parts our two GOAWAYs."""
 PONG_TIMEOUT_S = 15.0
@@ -61,13 +66,20 @@ class H2ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(HIGH_WATER, LOW_WATER)
+        self._transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
+        self._keep_kernel_short(self._transport)
         self._h2.start()
         if not self._service.on_connected(self):
             self._service = _Closed(self._service)
             self._h2.fail(H2ConnectionError(Code.NO_ERROR, "too many connections"))
             return
         self._schedule_tick()
+
+    @staticmethod
+    def _keep_kernel_short(transport: asyncio.Transport) -> None:
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)
 
     def data_received(self, data: bytes) -> None:
         now = self._last_read = self._loop.time()

@@ -399,7 +399,10 @@ class H3ServerConnection:
             return
         if leg is not None:
             leg.client_prioritizes(said)
-        elif stream_id >= self._next_id and (
-            stream_id in self._early_priorities or len(self._early_priorities) < EARLY
-        ):
-            self._early_priorities[stream_id] = said  # it may come before its request, and is the later word
+        elif stream_id >= self._next_id:
+            # It may come before its request (RFC 9218 7), and is the later word then.
+            self._early_priorities[stream_id] = said
+            if len(self._early_priorities) > EARLY:
+                del self._early_priorities[next(iter(self._early_priorities))]
+        else:
+            self.quic.prioritize(stream_id, said)  # its leg is over, and the transport still has much of the answer
