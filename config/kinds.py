@@ -271,6 +271,23 @@ class File(Leaf):
         return str(path)
 
 
+class TrustAnchors(File):
+    """A file of DS and DNSKEY records in zone-file form."""
+
+    def parse(self, value: object, spot: Spot, source: str) -> str:
+        from config import anchors  # only who names a file pays for it
+
+        path = super().parse(value, spot, source)
+        if path:
+            try:
+                anchors.parse(Path(path).read_bytes()[: anchors.MOST_BYTES].decode("ascii", "replace"))
+            except ValueError as exc:
+                raise Wrong(
+                    f"does not hold trust anchors ({exc})", "write lines as in: corp.example. DS 12345 13 2 ab12..."
+                ) from exc
+        return path
+
+
 @dataclass(eq=False, repr=False)
 class Folder(Leaf):
     """An absolute path that need not exist yet; "" is the default."""

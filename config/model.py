@@ -79,6 +79,7 @@ class Zone:
 
     name: str
     upstreams: tuple[DnsUpstream, ...]
+    dnssec: Literal["insecure", "validate"] = "insecure"  # has a say only where no trust anchor stands at the zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Resolver:
     strategy: Literal["fastest", "race", "failover", "weighted"] = "fastest"
     bootstrap: tuple[str, ...] = ("1.1.1.1", "9.9.9.9")
     dnssec: Literal["off", "log", "validate"] = "off"
+    trust_anchors: str = ""  # a file; empty: the root's, as shipped
     timeout_s: float = 2.0
     hosts_files: tuple[str, ...] = ("/etc/hosts",)
     blocklists: tuple[str, ...] = ()

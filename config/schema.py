@@ -21,6 +21,7 @@ from config.kinds import (
     OffOrDuration,
     Size,
     Text,
+    TrustAnchors,
     Url,
 )
 from config.kinds import WholeSeconds as Ttl
@@ -92,6 +93,7 @@ ZONE = Table(
             ("upstreams",),
             needed=True,
         ),
+        Key("dnssec", Choice(("insecure", "validate"))),
     ),
     rules.zone,
 )
@@ -135,6 +137,7 @@ RESOLVER = Table(
         Key("strategy", Choice(("fastest", "race", "failover", "weighted"))),
         Key("bootstrap", Listed(Text(values.read_address), most=16)),
         Key("dnssec", Choice(("off", "log", "validate"))),
+        Key("trust_anchors", TrustAnchors()),
         Key("timeout", Duration(0.05, 30.0), ("timeout_s",)),
         Key("hosts_files", Listed(File(), most=64)),
         Key("blocklists", Listed(File(), most=256)),

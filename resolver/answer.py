@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from resolver import wire as w
@@ -54,7 +54,7 @@ class Answer:
     `wire` is a whole message with id 0 and without OPT, `ttl_at` the offsets of its TTLs. `ttl_s` says how long it may
     be kept: the smallest of its TTLs, for a negative answer RFC 2308 5; 0 means not at all. `denies` is true when the
     name asked for does not exist, so that nothing below it does (RFC 8020). `unfinished` is the name where a CNAME
-    chain stopped without data, empty for a whole answer.
+    chain stopped without data, empty for a whole answer. `reason` is an EDNS option for everyone who gets it (RFC 8914).
     """
 
     wire: bytes
@@ -63,16 +63,22 @@ class Answer:
     rcode: int
     denies: bool = False
     unfinished: bytes = b""
+    reason: bytes = b""
 
     @property
     def authenticated(self) -> bool:
         return bool(self.wire[3] & w.AD)
 
+    def with_ad(self) -> Answer:
+        proven = bytearray(self.wire)
+        proven[3] |= w.AD
+        return replace(self, wire=bytes(proven))
+
     def without_ad(self) -> Answer:
         """The same for an upstream whose word on DNSSEC cannot be trusted: plain UDP is anyone's word."""
         plain = bytearray(self.wire)
         plain[3] &= ~w.AD & 255
-        return Answer(bytes(plain), self.ttl_at, self.ttl_s, self.rcode, self.denies, self.unfinished)
+        return replace(self, wire=bytes(plain))
 
 
 class Rr(NamedTuple):
@@ -183,12 +189,14 @@ def _bound_ttls(out: bytearray, records: Sequence[w.Record], bounds: Bounds, soa
 def compose(
     question: Question, rcode: int, answers: Sequence[Rr] = (), authorities: Sequence[Rr] = (), *, ttl_s: int = 0
 ) -> Answer:
-    """An answer of our own. Owners equal to the name asked become a pointer to the question."""
+    """An answer of our own. An owner that was written before, the name asked included, becomes a pointer to it."""
     out = bytearray(_pack_header(0, w.QR | w.RA | rcode & 15, 1, len(answers), len(authorities), 0))
     out += question.name + question.section[-4:]
     ttl_at = []
+    written = {b"": w.HEADER, question.name: w.HEADER}
     for rr in (*answers, *authorities):
-        out += b"\xc0\x0c" if rr.owner in (b"", question.name) else rr.owner
+        at = written.setdefault(rr.owner, len(out))
+        out += (0xC000 | at).to_bytes(2) if at < len(out) and at < 0x4000 else rr.owner
         ttl_at.append(len(out) + 4)
         out += _pack_fixed(rr.type, w.IN, rr.ttl_s, len(rr.rdata)) + rr.rdata
     return Answer(bytes(out), tuple(ttl_at), ttl_s, rcode)
@@ -206,7 +214,9 @@ def denial_below(answer: Answer, question: Question) -> Answer:
     rdata_end = record.rdata_at + record.rdata_len
     rdata = mname + rname + wire[rdata_end - 20 : rdata_end]
     authority = Rr(w.name_at(wire, record.start), w.SOA, record.ttl_s, rdata)
-    return compose(question, w.NXDOMAIN, (), [authority], ttl_s=answer.ttl_s)
+    made = compose(question, w.NXDOMAIN, (), [authority], ttl_s=answer.ttl_s)
+    # What proves that a name does not exist proves it for all below: no opt-out, no wildcard comes in between.
+    return made.with_ad() if answer.authenticated else made
 
 
 def reply(

@@ -36,7 +36,7 @@ PREFETCH_SHARE = 0.1
 _MOST_HITS = 3  # what one entry can save up: more would make a once hot name immovable
 
 _NO_TYPE = b"\0\0"
-_FLAGS = tuple(bytes((0x80 | flags,)) for flags in range(4))  # DO, then CD (0x10 of the header's flags)
+_FLAGS = tuple(bytes((0x80 | flags,)) for flags in range(8))  # DO, then CD (0x10 of the header's flags), then proven
 
 
 @dataclass(slots=True, eq=False)
@@ -57,14 +57,20 @@ class Entry:
 
 
 def key_of(question: Question, scope: bytes = b"") -> bytes:
-    """Scope, DO and CD, type, name, subnet. The first byte tells a scope (a label's length) from the flags."""
+    """Scope, DO, CD and proven, type, name, subnet. The first byte tells a scope (a label's length) from the flags."""
     section = question.section
-    return scope + _FLAGS[question.do | question.flags >> 3 & 2] + section[-4:-2] + question.name + question.ecs
+    return (
+        scope
+        + _FLAGS[question.do | question.flags >> 3 & 2 | question.proven << 2]
+        + section[-4:-2]
+        + question.name
+        + question.ecs
+    )
 
 
 def _denials_of(question: Question, scope: bytes) -> bytes:
     """How the key of every denial begins that this question may use; the denied name follows."""
-    return scope + _FLAGS[question.do | question.flags >> 3 & 2] + _NO_TYPE
+    return scope + _FLAGS[question.do | question.flags >> 3 & 2 | question.proven << 2] + _NO_TYPE
 
 
 def _denial_key(question: Question, name: bytes, scope: bytes) -> bytes:

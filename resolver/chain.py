@@ -90,7 +90,8 @@ class Chain:
         entry = self.cache.fresh(question, now, scope)
         if entry is not None and entry.answer is not None:
             refresh = self.cache.hit(entry, now)
-            found = Found(entry.answer, "cache", int(now - entry.stored_at), entry=entry, refresh=refresh)
+            age_s, told = int(now - entry.stored_at), entry.answer.reason
+            found = Found(entry.answer, "cache", age_s, told, entry=entry, refresh=refresh)
             return self._count("cache", found)
         if question.ecs and question.ecs != EVERY_SUBNET:
             shared = self._cached(replace(question, ecs=EVERY_SUBNET), now, scope)
@@ -135,7 +136,7 @@ class Chain:
         self.failures.forget(key_of(question, scope))
         kept_for = replace(question, ecs=EVERY_SUBNET) if shared else question
         self.cache.put(kept_for, answer, now, scope=scope, source=source)
-        return Found(answer, source, shared=shared)
+        return Found(answer, source, options=answer.reason, shared=shared)
 
     def fail(self, question: Question, scope: bytes, ede: int, text: str, now: float) -> Found:
         """Nobody answered, and nothing old bridges it."""

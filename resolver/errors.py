@@ -30,6 +30,10 @@ class UpstreamsFailed(ResolverError):
         super().__init__("; ".join(f"{url}: {reason}" for url, reason in causes) or "no upstream to ask")
 
 
+class NotBelieved(UpstreamsFailed):
+    """An answer came that DNSSEC proves false. No old data stands in for it: that would hide an attack or a mistake."""
+
+
 class NoAddress(ResolverError):
     """A name that cannot be dialled: `rcode` as text (NXDOMAIN, NOERROR for no data, SERVFAIL) and why."""
 

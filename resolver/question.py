@@ -50,6 +50,7 @@ class Question:
     ecs: bytes = b""
     padded: bool = False
     keepalive: bool = False
+    proven: bool = False  # DNSSEC is validated here: such answers are kept apart from those taken on trust
     repeatable: bool = True  # the same bytes will come again: no option that differs each time (cookies)
 
     @property

@@ -153,6 +153,12 @@ def skip_name(wire: Buffer, at: int) -> int:
 
 def name_at(wire: Buffer, at: int) -> bytes:
     """The name at `at`, uncompressed and in lower case. Raises Malformed."""
+    # A length byte is below 64 and 'A' is 65, so lower-casing the whole touches letters only.
+    return written_name_at(wire, at).lower()
+
+
+def written_name_at(wire: Buffer, at: int) -> bytes:
+    """The name at `at`, uncompressed, its letters as they are. Raises Malformed."""
     try:
         skip_name(wire, at)
         labels = []
@@ -164,8 +170,7 @@ def name_at(wire: Buffer, at: int) -> bytes:
             at += n + 1
     except IndexError as exc:
         raise Malformed(f"message of {len(wire)} bytes ends inside a name") from exc
-    # A length byte is below 64 and 'A' is 65, so lower-casing the whole touches letters only.
-    return b"".join(labels).lower() + ROOT
+    return b"".join(labels) + ROOT
 
 
 def suffixes(name: bytes) -> Iterator[bytes]:

@@ -40,7 +40,8 @@ def test_the_example_is_the_default_spelt_out() -> None:
 def test_the_whole_interface_is_read_into_the_model() -> None:
     loaded = load(HERE / "full.toml", {"HOME": "/home/u", "KEY": "sk-1"})
     config = loaded.config
-    assert config.resolver.zones == (Zone("corp.example", (DnsUpstream("udp", "10.0.0.53", 53),)),)
+    assert config.resolver.zones == (Zone("corp.example", (DnsUpstream("udp", "10.0.0.53", 53),), "validate"),)
+    assert config.resolver.trust_anchors == str(HERE / "anchors.ds")
     assert config.resolver.records[0].ttl_s == 60
     assert config.proxy.listen[1] == Listen("h3", "127.0.0.1", 8443)
     assert config.proxy.max_header_bytes == 32 * 1024
