@@ -22,8 +22,8 @@ from pathlib import Path
 
 import uvloop
 
-from bench.measure import RESULTS
 from bench.census import Census, rss_bytes, take_census
+from bench.measure import RESULTS
 from bench.soak_stage import PAIRS, Stage, piece, staged
 from proxy.messages import Abort, Cause, Leg, NullReceiver, Party, RequestHead, ResponseHead
 from proxy.messages import Stage as At
@@ -60,15 +60,18 @@ class Plan:
 class Hearing(NullReceiver):
     """The client's end of a stream: what came, and how it ended."""
 
-    def __init__(self) -> None:
-        self.status, self.body, self.ending = 0, bytearray(), ""
+    def __init__(self, plan: Plan) -> None:
+        self.status, self.ending = 0, ""
+        self.got, self.true_so_far, self.is_exact = 0, True, False
         self.over = asyncio.Event()
+        self._due = plan.answer
 
     def on_head(self, head: ResponseHead) -> None:
         self.status = head.status
 
     def on_data(self, chunk: bytes) -> None:
-        self.body += chunk
+        self.true_so_far &= self.status != 200 or self._due.startswith(chunk, self.got)
+        self.got += len(chunk)
 
     def on_end(self) -> None:
         self._end("whole" if self.status == 200 else "refused")
@@ -78,6 +81,8 @@ class Hearing(NullReceiver):
 
     def _end(self, how: str) -> None:
         self.ending = self.ending or how
+        self.is_exact = self.true_so_far and self.got == len(self._due)
+        self._due = b""  # thousands of these wait for the judgement
         self.over.set()
 
 
@@ -132,14 +137,18 @@ class Soak:
     async def run(self) -> Report:
         report = self.report
         await self._warm()
-        report.before = await self._count()
+        await self._rest()
+        self._stage.records.clear()
+        self._fates.clear()
+        report.before = take_census(self._stage)
         self._stage.resume()
         ends_at = time.monotonic() + report.seconds
         killer = asyncio.create_task(self._kill(ends_at))
         slots = [asyncio.create_task(self._slot(PAIRS[i % len(PAIRS)], ends_at)) for i in range(report.streams)]
         await asyncio.gather(killer, *slots)
-        report.after = await self._count()
+        await self._rest()
         self._judge()
+        report.after = await self._count()
         return report
 
     async def _warm(self) -> None:
@@ -161,7 +170,7 @@ class Soak:
             await self._stream(self._plan(*pair, leaves=self._rng.random() < LEAVING))
 
     async def _stream(self, plan: Plan) -> None:
-        hearing = Hearing()
+        hearing = Hearing(plan)
         self._fates[plan.number] = plan, hearing
         connection = await self._stage.clients[plan.down].connection()
         leg = connection.open()
@@ -188,17 +197,18 @@ class Soak:
             await asyncio.sleep(DEAD_FOR_S)
             await edge.start()
 
+    async def _rest(self) -> None:
+        """Until every connection is gone, at most ten seconds."""
+        self._stage.rest()
+        await until(lambda: self._stage.is_quiet, 10)
+
     async def _count(self) -> Census:
-        """Once every connection is gone, at most ten seconds later."""
-        stage = self._stage
-        stage.rest()
-        await until(lambda: stage.is_quiet, 10)
-        census = take_census(stage)
-        # A QUIC connection that was closed answers for three more round trips, a TCP transport lingers up to 2 s.
-        deadline = time.monotonic() + 10
-        while self.report.before is not None and time.monotonic() < deadline and census.more_than(self.report.before):
+        """A QUIC connection that was closed answers for three more round trips, a TCP transport lingers up to 2 s."""
+        assert self.report.before is not None
+        census, deadline = take_census(self._stage), time.monotonic() + 10
+        while census.more_than(self.report.before) and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
-            census = take_census(stage)
+            census = take_census(self._stage)
         return census
 
     def _judge(self) -> None:
@@ -213,6 +223,8 @@ class Soak:
             said = wrong(plan, hearing, records.get(number, []))
             if said:
                 self.report.wrong.append(f"stream {number} {plan.down}-{plan.up}: {said}")
+        self._stage.records.clear()
+        self._fates.clear()
 
 
 def send(plan: Plan, leg: Leg) -> None:
@@ -235,9 +247,9 @@ def wrong(plan: Plan, hearing: Hearing, records: list[RequestRecord]) -> str:
     (record,) = records
     seen = f"{hearing.ending} ({hearing.status}) for its client, recorded as {record.outcome!r} ({record.status})"
     fits: dict[str, Callable[[], bool]] = {
-        "whole": lambda: record.outcome == "ok" and hearing.body == plan.answer,
+        "whole": lambda: record.outcome == "ok" and hearing.is_exact,
         "refused": lambda: record.outcome != "ok" and hearing.status == record.status,
-        "cut": lambda: record.outcome.startswith("edge ") and plan.answer.startswith(hearing.body),
+        "cut": lambda: record.outcome.startswith("edge ") and hearing.true_so_far,
         # An end may cross with the client's leaving; then the record may tell of either.
         "left": lambda: record.outcome in ("client cancelled", "ok") or record.outcome.startswith("edge "),
     }

@@ -81,8 +81,8 @@ class Speaking(NullReceiver):
 class KillableEdge:
     """One edge of one version on a port of its own; `kill` resets everything it holds, `start` brings it back."""
 
-    def __init__(self, version: str, name: str, ca: ThrowAwayCa) -> None:
-        self.version, self.name, self.port = version, name, 0
+    def __init__(self, version: str, name: str, ca: ThrowAwayCa, host: str = "127.0.0.1") -> None:
+        self.version, self.name, self.host, self.port = version, name, host, 0
         self.limits = Limits(max_streams=1000)
         self.living: set[Speaking] = set()
         self.requests = 0
@@ -102,7 +102,7 @@ class KillableEdge:
         self.connections.discard(connection)
 
     async def start(self) -> None:
-        self._listener = await listen(self.version, self.port, self, self._ca)
+        self._listener = await listen(self.version, self.port, self, self._ca, self.host)
         self.port = self._listener.address[1]
 
     def kill(self) -> None:
@@ -119,16 +119,16 @@ class KillableEdge:
             host="localhost",
             port=self.port,
             protocol=self.version,  # type: ignore[arg-type]
-            addresses=("127.0.0.1",),
+            addresses=(self.host,),
             ca_file="" if self.version == "h1" else str(self._ca.ca_file),
             max_active=100_000,
         )
 
 
 async def listen(
-    version: str, port: int, service: Gateway | KillableEdge, ca: ThrowAwayCa
+    version: str, port: int, service: Gateway | KillableEdge, ca: ThrowAwayCa, host: str = "127.0.0.1"
 ) -> TcpListener | QuicListener:
-    place = Listen({"h1": "http", "h2": "https", "h3": "h3"}[version], "127.0.0.1", port)
+    place = Listen({"h1": "http", "h2": "https", "h3": "h3"}[version], host, port)
     if version == "h3":
         cert, key = str(ca.cert_file), str(ca.key_file)
         return await listen_quic(place, service, cert_file=cert, key_file=key, tickets=Tickets())
