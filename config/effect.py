@@ -7,7 +7,6 @@ from config.reading import Spot
 NO_EFFECT: dict[str, tuple[object, ...]] = {
     "workers": (1,),
     "resolver.dnssec": ("off",),
-    "resolver.cache.redis": ("",),
     "tls.tickets.redis": ("",),
     "tls.tickets.early_data": ("safe-methods",),
     "pool.hedge.after": ("off",),

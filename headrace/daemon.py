@@ -44,6 +44,7 @@ from resolver.designation import designations
 from resolver.io.clock import now
 from resolver.io.doh_server import DohService
 from resolver.io.service import ResolverService
+from resolver.io.shared_cache import SharedCache
 from resolver.io.upstream_set import UpstreamSet
 
 FLUSH_S = 0.05
@@ -101,7 +102,11 @@ class Daemon:
         self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
         resolver = config.resolver
         self.upstreams = UpstreamSet(resolver, clock=now)
-        self.resolver = ResolverService(resolver, state_dir=config.state_dir, upstreams=self.upstreams, clock=now)
+        redis = resolver.cache.redis
+        self.shared = SharedCache(redis, self.upstreams, clock=now) if redis else None
+        self.resolver = ResolverService(
+            resolver, state_dir=config.state_dir, upstreams=self.shared or self.upstreams, clock=now
+        )
         self.doh = DohService(self.resolver, config.resolver.doh_path)
         self.edges = EdgeSet(resolver=self.resolver, clock=now)
         self.gateway = Gateway(
@@ -252,6 +257,8 @@ class Daemon:
         state.forget_running(self.config.state_dir)
         self.notifier.close()
         if self._spare is not None:
+        if self.shared is not None:
+            await self._close_one(self.shared.close())
             self._spare.cleanup()
 
     async def _close_one(self, closing: Awaitable[None]) -> None:
@@ -287,6 +294,8 @@ class Daemon:
     def _spawn(self, work: Coroutine[object, object, object], name: str) -> None:
         """A task that `_close` cancels if it is still there."""
         task = asyncio.get_running_loop().create_task(work, name=name)
+        if self.shared is not None:
+            self.shared.network_changed()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

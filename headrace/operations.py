@@ -59,7 +59,8 @@ class DaemonOperations:
 
     def resolver(self) -> dict[str, object]:
         upstreams = [asdict(view) for view in self._daemon.upstreams.snapshot()]
-        return {"counts": self._daemon.resolver.stats(), "upstreams": upstreams}
+        shared = self._daemon.shared.stats() if self._daemon.shared else None
+        return {"counts": self._daemon.resolver.stats(), "upstreams": upstreams, "shared_cache": shared}
 
     async def rotate_tickets(self) -> dict[str, object]:
         current = await self._daemon.ring.rotate()

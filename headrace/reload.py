@@ -22,6 +22,7 @@ def needs_restart(old: Config, new: Config) -> list[str]:
         ("state_dir", old.state_dir, new.state_dir),
         ("workers", old.workers, new.workers),
         ("tls.min_version", old.tls.min_version, new.tls.min_version),
+        ("resolver.cache.redis", old.resolver.cache.redis, new.resolver.cache.redis),
         ("admin.listen", old.admin.listen, new.admin.listen),
         ("admin.token", old.admin.token, new.admin.token),
     )

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,11 +21,14 @@ from pathlib import Path
 import dns.asyncquery
 import dns.message
 import dns.rcode
+import dns.rrset
 import pytest
 
 from headrace.daemon import LINGER_S
 from headrace.lab.daemon import Daemon, DaemonFailed
 from headrace.lab.settings import DaemonPorts
+from resolver import outgoing, shared_cache
+from tests.peers.redis import RedisServer, needs_redis
 
 ROOT = Path(__file__).parent.parent.parent
 POOL = """
@@ -408,7 +413,41 @@ async def test_dns_over_quic_is_served_and_designated(place: Place) -> None:
 
 async def test_the_daemon_takes_all_descriptors_that_it_may_have(place: Place) -> None:
     """A soft limit of 1024 is two dozen browsers; it stands there for programs that use select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))  # the daemon inherits it
+    try:
+        await _expect_all_descriptors(place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def _expect_all_descriptors(place: Place) -> None:
     async with place.running() as daemon:
         limits = Path(f"/proc/{daemon.pid}/limits").read_text()
         soft, hard = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
         assert soft == hard or int(soft) == 1 << 20
+
+
+@needs_redis
+async def test_the_shared_cache_answers_for_upstreams_that_are_not_there(place: Place, tmp_path: Path) -> None:
+    async with RedisServer(tmp_path) as redis:
+        query = dns.message.make_query("fleet.test", "A", use_edns=0)
+        said = dns.message.make_response(query)
+        said.answer.append(dns.rrset.from_text("fleet.test.", 60, "IN", "A", "192.0.2.9"))
+        out = outgoing.read(query.to_wire())
+        key = shared_cache.key_for(out, "").decode()
+        value = shared_cache.pack(said.to_wire(), 60, time.time())
+        reader, writer = await asyncio.open_connection("127.0.0.1", redis.port)
+        writer.write(b"SELECT 1\r\n" + b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n" % (len(key), key.encode()))
+        writer.write(b"$%d\r\n%b\r\n" % (len(value), value))
+        assert await reader.readexactly(10) == b"+OK\r\n+OK\r\n"
+        writer.close()
+        place.write(f'\n[resolver.cache]\nredis = "{redis.url}"\n')
+        async with place.running():
+            first = await dns.asyncquery.udp(query, "127.0.0.1", port=place.ports.dns, timeout=5)
+            assert first.rcode() == dns.rcode.SERVFAIL  # nothing waits for the first dial
+            async with asyncio.timeout(5):
+                while not (await dns.asyncquery.udp(query, "127.0.0.1", port=place.ports.dns, timeout=5)).answer:
+                    await asyncio.sleep(0.1)
+            _, body = await get(place.ports.admin, "/resolver")
+            assert json.loads(body)["shared_cache"]["hits"] == 1
