@@ -24,9 +24,8 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
-from dns.rdtypes.ANY.NSEC import NSEC
+from dns.rdtypes.ANY.NSEC import NSEC, Bitmap
 from dns.rdtypes.ANY.NSEC3 import NSEC3
-from dns.rdtypes.util import Bitmap
 
 from resolver.dnssec_denial import nsec3_hash
 
@@ -74,6 +73,7 @@ class SignedZone:
     unlisted: frozenset[str] = frozenset()  # "OWNER TYPE" whose denial records are left out
     claimed_algorithm: int = 0  # what its DS and DNSKEY say instead
     digest_type: str = "SHA256"
+    claimed_digest: int = 0
     wrong_ds: bool = False
     at: float = field(default_factory=time.time)
 
@@ -99,7 +99,8 @@ class SignedZone:
     def add(self, line: str, ttl: int = 300) -> None:
         owner, kind, value = line.split(" ", 2)
         at = self.origin if owner == "@" else dns.name.from_text(owner, self.origin)
-        self._put(dns.rrset.from_text(at, ttl, "IN", kind, value, origin=self.origin, relativize=False))
+        rdata = dns.rdata.from_text("IN", kind, value, origin=self.origin, relativize=False)
+        self._put(dns.rrset.from_rdata(at, ttl, rdata))
 
     def _put(self, rrset: dns.rrset.RRset) -> None:
         have = self.sets.setdefault((rrset.name, rrset.rdtype), rrset)
@@ -109,6 +110,8 @@ class SignedZone:
     def ds(self) -> dns.rdata.Rdata:
         policy = dns.dnssec.allow_all_policy
         made = dns.dnssec.make_ds(self.origin, self.published, self.digest_type, policy=policy)
+        if self.claimed_digest:
+            made = made.replace(digest_type=self.claimed_digest)
         return made.replace(digest=bytes(32)) if self.wrong_ds else made
 
     def delegate(self, child: SignedZone) -> None:
@@ -141,7 +144,7 @@ class SignedZone:
 
     def _word(self, owner: Name, rdtype: int) -> str:
         relative = "@" if owner == self.origin else owner.relativize(self.origin).to_text()
-        return f"{relative} {T.to_text(rdtype)}"
+        return f"{relative.lower()} {T.to_text(rdtype)}"
 
     def _sign(self, rrset: dns.rrset.RRset) -> None:
         word = self._word(rrset.name, rrset.rdtype)
@@ -171,8 +174,8 @@ class SignedZone:
         if self.denial == "nsec":
             owners = sorted(existing)
             for owner, following in zip(owners, [*owners[1:], self.origin], strict=True):
-                windows = Bitmap.from_rdtypes([T.make(t) for t in (*existing[owner], T.RRSIG, T.NSEC)])
-                nsec = NSEC(dns.rdataclass.IN, T.NSEC, following, windows)  # type: ignore[no-untyped-call]
+                windows = Bitmap.from_rdtypes([T.RdataType.make(t) for t in (*existing[owner], T.RRSIG, T.NSEC)])
+                nsec = NSEC(dns.rdataclass.IN, T.NSEC, following, windows.windows)  # type: ignore[no-untyped-call]
                 self._put(dns.rrset.from_rdata(owner, 60, nsec))
             self.denials = owners
             return
@@ -184,10 +187,10 @@ class SignedZone:
         hashes = sorted((self.hash(owner), types) for owner, types in existing.items())
         for (hashed, types), (following, _) in zip(hashes, [*hashes[1:], hashes[0]], strict=True):
             owner = dns.name.Name((base32(hashed), *self.origin.labels))
-            listed = [T.make(t) for t in types] + ([T.RRSIG] if types and types != {T.NS} else [])
+            listed = [T.RdataType.make(t) for t in types] + ([T.RRSIG] if types and types != {T.NS} else [])
             flags = int(self.denial == "optout")
             windows = Bitmap.from_rdtypes(listed)
-            nsec3 = NSEC3(dns.rdataclass.IN, T.NSEC3, 1, flags, self.iterations, self.salt, following, windows)  # type: ignore[no-untyped-call]
+            nsec3 = NSEC3(dns.rdataclass.IN, T.NSEC3, 1, flags, self.iterations, self.salt, following, windows.windows)  # type: ignore[no-untyped-call]
             self._put(dns.rrset.from_rdata(owner, 60, nsec3))
             self.denials.append(owner)
         self.hashes = [hashed for hashed, _ in hashes]
