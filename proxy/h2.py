@@ -53,6 +53,7 @@ from proxy.h2_limits import REMEMBERED_CLOSED, Budgets, H2Limits
 from proxy.h2_reader import FrameReader
 from proxy.h2_sender import LARGEST_FRAME, Sender
 from proxy.h2_streams import Stream
+from proxy.hpack import Encoder
 from proxy.messages import Fields
 
 ENDED, RESET_BY_US, RESET_BY_PEER = range(3)
@@ -70,7 +71,7 @@ class Connection(FrameReader):
     def __init__(self, limits: H2Limits, wake: Callable[[], None], *, on_closed: Callable[[], None]) -> None:
         super().__init__()
         self.limits = limits
-        self.sender = Sender(wake, self._sent_end)
+        self.sender = Sender(wake, self._sent_end, Encoder(indexes_keys=not self.SERVER))
         self.streams: dict[int, Stream] = {}
         self.peer = PeerSettings()
         self.peer_settled = False  # its first SETTINGS came

@@ -18,8 +18,8 @@ import re
 from dataclasses import dataclass
 
 from proxy.h2_errors import Code, H2StreamError
-from proxy.hpack import NEVER
 from proxy.messages import Fields, RequestHead, ResponseHead
+from proxy.secret_fields import SECRET
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -56,7 +56,7 @@ def _verdict(field: tuple[bytes, bytes]) -> int:
     if name in CONNECTION_SPECIFIC or (name == b"te" and value.lower() != b"trailers"):
         raise malformed(f"connection-specific field {name.decode()}")
     kind = _KINDS.get(name, _PLAIN)
-    if len(value) <= _MEMO_VALUE_BYTES and name not in NEVER:
+    if len(value) <= _MEMO_VALUE_BYTES and name not in SECRET:
         if len(_verdicts) >= _MEMO_LIMIT:
             _verdicts.clear()
         _verdicts[field] = kind

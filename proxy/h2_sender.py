@@ -52,11 +52,13 @@ class Sender:
         "turn", "turns", "window",
     )  # fmt: skip
 
-    def __init__(self, wake: Callable[[], None], ended: Callable[[Stream], None]) -> None:
+    def __init__(
+        self, wake: Callable[[], None], ended: Callable[[Stream], None], encoder: Encoder | None = None
+    ) -> None:
         self._wake = wake
         self.ended = ended
         self.awake = False
-        self.encoder = Encoder()
+        self.encoder = encoder or Encoder()
         self.out: list[bytes | memoryview] = []
         self.pending = 0  # bytes in out
         self.turn = 0

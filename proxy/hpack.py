@@ -5,13 +5,14 @@ Measured for 20 fields seen before: 3 us to decode and 6 us to encode, where the
 `hpack` is the oracle in the tests.
 
 What the encoder puts into the peer's table decides how well it works:
-  never     secrets: a never-indexed literal, so that no hop may index them and no length can be probed (7.1.3);
+  never     secrets: a never-indexed literal, so that no hop may index them and no length can be probed (7.1.3), but
+            for keys that are safe by their entropy, towards edges (`proxy.secret_fields`);
   volatile  ids, dates, lengths, limits that count down: a plain literal, they would push the useful entries out;
   stable    names whose values repeat: inserted at first sight;
   unknown   inserted at second sight, so that an id under a name we do not know stays out by itself.
 
 Rules for editing: 1. the decoder must run to the end of a block even when the list is too long, or the tables of both
-ends differ from then on; 2. a new secret name goes into NEVER first; 3. every memo has a bound.
+ends differ from then on; 2. a new secret name goes into `secret_fields` first; 3. every memo has a bound.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from collections import deque
 from typing import Any
 
 from proxy.hpack_tables import STATIC, Field, HuffmanError, huffman_decode, huffman_encode
+from proxy.messages import NeverIndexed
+from proxy.secret_fields import SECRET, may_be_indexed
 
 DEFAULT_TABLE_BYTES = 4096
 ENTRY_OVERHEAD = 32  # RFC 7541 4.1
 
-NEVER = frozenset({
-    b"authorization", b"proxy-authorization", b"cookie", b"set-cookie", b"api-key", b"x-api-key", b"x-goog-api-key",
-    b"sec-websocket-protocol", b"x-amz-security-token", b"x-csrf-token",
-})  # fmt: skip
 VOLATILE = frozenset({
     b"content-length", b"content-range", b"date", b"age", b"etag", b"last-modified", b"expires", b"if-none-match",
     b"if-modified-since", b"range", b"location", b"retry-after", b"retry-after-ms", b"x-request-id", b"request-id",
@@ -50,6 +49,7 @@ _MEMO_BYTES = 24  # longer strings may be secrets and rarely repeat without an i
 _SHORT_VALUE = 16
 _KNOWN_LIMIT = 64  # whole blocks, and long strings, remembered by one decoder
 _KNOWN_BYTES = 512
+_KEYS_AT_FIRST_SIGHT = 2
 _MAX_ENTRY_SHARE = 4  # one entry may take a quarter of the table
 
 
@@ -157,14 +157,14 @@ class Decoder:
         return STATIC[index - 1] if index < 62 else self._entries[61 - index]
 
     def _literal(self, block: bytes, at: int, byte: int) -> tuple[Field, int]:
-        inserted = byte & 0x40
+        inserted, never = byte & 0x40, byte & 0xF0 == 0x10
         index, at = _integer(block, at, 0x3F if inserted else 0x0F)
         if index:
             name = self._entry(index)[0]
         else:
             name, at = self._string(block, at)
         value, at = self._string(block, at)
-        field = (name, value)
+        field = (name, NeverIndexed(value) if never else value)
         if inserted:
             self._changes += 1
             self._entries.append(field)
@@ -255,9 +255,14 @@ _INDEXED: list[bytes] = [_prefixed(index, 0x7F, 0x80) for index in range(62 + DE
 class Encoder:
     """The sending table of one connection; never larger than 4096 bytes, whatever the peer allows."""
 
-    __slots__ = ("_at", "_bytes", "_count", "_limit", "_literals", "_order", "_resized", "_seen_once")
+    __slots__ = (
+        "_at", "_bytes", "_count", "_indexes_keys", "_keys", "_limit", "_literals", "_order", "_resized", "_seen_once",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, indexes_keys: bool = False) -> None:
+        self._indexes_keys = indexes_keys
+        # Apart from the others: the same bytes are looked up in it only when their sender allows it.
+        self._keys: dict[Field, int] = {}
         self._at: dict[Field, int] = {}  # field -> how many were inserted before it
         self._order: deque[Field] = deque()  # newest right
         self._count = 0
@@ -301,16 +306,33 @@ class Encoder:
 
     def _literal(self, field: Field) -> bytes:
         name, value = field
-        if name in NEVER:
-            return self._remember(field, _plain_name(name, 0x10) + _coded(value))
+        if name in SECRET or isinstance(value, NeverIndexed):
+            return self._secret(field)
         if self._is_passing(name, value):
             # Huffman would save a third of some bytes that never come again, for 2 us each.
             coded = _coded(value) if len(value) > _SHORT_VALUE else _prefixed(len(value), 0x7F, 0) + value
             return self._remember(field, _plain_name(name, 0) + coded)
         if name not in STABLE and self._is_first_sight(field):
             return _plain_name(name, 0) + _coded(value)
+        return self._inserted(field, self._at)
+
+    def _secret(self, field: Field) -> bytes:
+        name, value = field
+        literal = _plain_name(name, 0x10) + _coded(value)
+        if not (self._indexes_keys and may_be_indexed(name, value)) or self._is_passing(name, value):
+            return self._remember(field, literal)
+        inserted = self._keys.get(field)
+        if inserted is not None:
+            return _INDEXED[61 + self._count - inserted]
+        # A workstation has a few keys. Where there are many, one must come again before it pushes useful entries out.
+        if len(self._keys) >= _KEYS_AT_FIRST_SIGHT and self._is_first_sight(field):
+            return literal
+        return self._inserted(field, self._keys)
+
+    def _inserted(self, field: Field, table: dict[Field, int]) -> bytes:
+        name, value = field
         index = _STATIC_NAMES.get(name, 0)
-        self._insert(field)
+        self._insert(field, table)
         return _prefixed(index, 0x3F, 0x40) + (b"" if index else _coded(name)) + _coded(value)
 
     def _is_passing(self, name: bytes, value: bytes) -> bool:
@@ -334,8 +356,8 @@ class Encoder:
         self._literals[field] = piece
         return piece
 
-    def _insert(self, field: Field) -> None:
-        self._at[field] = self._count
+    def _insert(self, field: Field, table: dict[Field, int]) -> None:
+        table[field] = self._count
         self._count += 1
         self._order.append(field)
         self._bytes += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD
@@ -344,5 +366,6 @@ class Encoder:
     def _evict(self) -> None:
         while self._bytes > self._limit:
             field = self._order.popleft()
-            del self._at[field]
+            if self._at.pop(field, None) is None:
+                del self._keys[field]
             self._bytes -= len(field[0]) + len(field[1]) + ENTRY_OVERHEAD

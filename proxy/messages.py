@@ -35,6 +35,13 @@ what a rim sends; `length` is its meaning. A rim adds one of its own only when `
 such field is there."""
 
 
+class NeverIndexed(bytes):
+    """A field's value whose sender asked that no hop's compression table keep it (RFC 7541 6.2.3, RFC 9204 4.5.4): it is
+    sent on in the same form. In every other way the bytes that it is."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class RequestHead:
     """A request's head.

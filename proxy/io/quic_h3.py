@@ -20,6 +20,7 @@ from typing import Protocol
 import pylsqpack
 from aioquic.buffer import encode_uint_var
 
+from proxy.hpack import STABLE
 from proxy.io.quic_codes import (
     CLOSED_CRITICAL_STREAM,
     EXCESSIVE_LOAD,
@@ -50,6 +51,7 @@ from proxy.io.quic_wire import (
     read_varint,
 )
 from proxy.messages import Fields
+from proxy.secret_fields import KEYS
 
 DATA, HEADERS, CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID = 0x0, 0x1, 0x3, 0x4, 0x5, 0x7, 0xD
 PRIORITY_UPDATE, PRIORITY_UPDATE_PUSH = 0xF0700, 0xF0701  # RFC 9218 7.2
@@ -150,6 +152,7 @@ class H3Frames:
         self._limit = limit
         self._decoder = pylsqpack.Decoder(TABLE_CAPACITY, BLOCKED_STREAMS)
         self._encoder = pylsqpack.Encoder()
+        self._primed = False
         self._readers: dict[int, Reader] = {}
         self._unis: dict[int, UniReader] = {}
         self._peer_roles: dict[int, int] = {}  # role -> stream id, of control and QPACK streams
@@ -180,15 +183,26 @@ class H3Frames:
     def send_section(self, stream_id: int, section: Fields) -> None:
         """One HEADERS frame. Secrets and giants go behind the rest as never-indexed lines: the order
         of names has no meaning (RFC 9110 5.3)."""
-        literal = [field for field in section if is_literal(field)]
+        literal = [field for field in section if is_literal(field, indexes_keys=self._is_client)]
         if literal:
-            section = [field for field in section if not is_literal(field)]
+            section = [field for field in section if not is_literal(field, indexes_keys=self._is_client)]
+        if self._is_client and not self._primed and self.settings is not None:
+            self._prime(stream_id, section)
         instructions, block = self._encoder.encode(stream_id, section)
         if instructions:
             self._quic.write(self._encoder_id, instructions)
         if literal:
             block += never_indexed(literal)
         self._quic.write(stream_id, frame(HEADERS, block))
+
+    def _prime(self, stream_id: int, section: Fields) -> None:
+        """Let the encoder see the lasting fields of a connection's first request once before it writes them.
+
+        ls-qpack takes a field into the table when it comes the second time, so that only the third request would be short.
+        What is thrown away here was all literals: no acknowledgement of it is waited for.
+        """
+        self._primed = True
+        self._encoder.encode(stream_id, [field for field in section if field[0] in STABLE or field[0] in KEYS])
 
     def send_body(self, stream_id: int, chunk: bytes) -> None:
         self._quic.write(stream_id, frame(DATA, chunk))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 
 from proxy.io.quic_codes import MESSAGE_ERROR, StreamFault
-from proxy.messages import Fields, RequestHead, ResponseHead
+from proxy.messages import Fields, NeverIndexed, RequestHead, ResponseHead
+from proxy.secret_fields import SECRET
 
 NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -23,13 +24,6 @@ DIGITS = re.compile(rb"[0-9]{1,18}")
 # RFC 9114 4.2: an endpoint MUST NOT generate these and MUST treat a message with one as malformed.
 CONNECTION_SPECIFIC = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 REQUEST_PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path", b":protocol"})
-
-# Left out of what QPACK may remember: a table entry is an oracle for whoever can make requests on the same
-# connection (RFC 9204 section 7.1), and an edge's connection carries requests of several local users.
-SECRET = frozenset({
-    b"authorization", b"cookie", b"set-cookie", b"x-api-key", b"api-key", b"proxy-authorization",
-    b"sec-websocket-protocol", b"x-goog-api-key", b"openai-organization", b"x-amz-security-token",
-})  # fmt: skip
 
 FIELD_OVERHEAD = 32
 """What each field adds to a section's size besides name and value (RFC 9114 4.2.2)."""
@@ -57,7 +51,8 @@ def _split(section: Fields, allowed: frozenset[bytes]) -> tuple[dict[bytes, byte
             pseudo[name] = value
         else:
             _check_name(name, value)
-            fields.append((name, value))
+            # pylsqpack does not say which lines had the N bit: every secret is taken to have had it.
+            fields.append((name, NeverIndexed(value) if name in SECRET else value))
     return pseudo, fields
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from aioquic.buffer import encode_uint_var
 
 from proxy.io.quic_codes import FRAME_ERROR, SETTINGS_ERROR, ConnectionFault
-from proxy.io.quic_heads import SECRET
-from proxy.messages import Fields
+from proxy.messages import Fields, NeverIndexed
+from proxy.secret_fields import SECRET, may_be_indexed
 
 SETTING_TABLE_CAPACITY, SETTING_SECTION_SIZE, SETTING_BLOCKED, SETTING_CONNECT = 0x1, 0x6, 0x7, 0x8
 HTTP2_SETTINGS = frozenset({0x0, 0x2, 0x3, 0x4, 0x5})  # RFC 9114 7.2.4.1
@@ -108,9 +108,12 @@ def never_indexed(fields: Fields) -> bytes:
     return bytes(out)
 
 
-def is_literal(field: tuple[bytes, bytes]) -> bool:
+def is_literal(field: tuple[bytes, bytes], *, indexes_keys: bool) -> bool:
     """Whether a field is kept away from the encoder. Pseudo-fields are not: they must come first."""
-    return field[0] in SECRET or (len(field[1]) > LITERAL_ABOVE and field[0][:1] != b":")
+    name, value = field
+    if name in SECRET or isinstance(value, NeverIndexed):
+        return not (indexes_keys and may_be_indexed(name, value))
+    return len(value) > LITERAL_ABOVE and name[:1] != b":"
 
 
 def parse_settings(payload: bytes) -> dict[int, int]:
