@@ -21,6 +21,8 @@ from proxy.io.rims import HIGH_WATER, LOW_WATER
 from proxy.messages import Leg
 
 PING_AFTER_S = 5.0
+SUSPECT_AFTER_S = 1.0
+"""A ping unanswered for this long: the path may be dead, so new exchanges take another one until something is heard."""
 DEAD_AFTER_S = 10.0
 LINGER_S = 2.0
 STREAM_WINDOW = 2 * 1024 * 1024
@@ -45,6 +47,8 @@ class H2EdgeConnection(asyncio.Protocol):
     ) -> None:
         self._ping_after_s = ping_after_s
         self._dead_after_s = dead_after_s
+        self._suspect_after_s = ping_after_s + min(SUSPECT_AFTER_S, (dead_after_s - ping_after_s) / 2)
+        self._suspect = False
         self.on_change: Callable[[], None] = _nobody
         self.closed = False
         limits = H2Limits(max_header_bytes=max_header_bytes, stream_window=STREAM_WINDOW)
@@ -59,7 +63,7 @@ class H2EdgeConnection(asyncio.Protocol):
 
     @property
     def room(self) -> int:
-        return 0 if self._transport is None else self._h2.room
+        return 0 if self._transport is None or self._suspect else self._h2.room
 
     @property
     def active(self) -> int:
@@ -92,6 +96,9 @@ class H2EdgeConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._heard_at = self._loop.time()
         self._h2.receive(data, now)
+        if self._suspect:
+            self._suspect = False
+            self._on_change()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -154,7 +161,8 @@ class H2EdgeConnection(asyncio.Protocol):
 
     def _check_alive(self) -> None:
         self._timer = None
-        if not self._h2.active or self._h2.failed is not None:
+        # A suspect has no room and so never counts as idle: it is watched to its end even when nobody waits any more.
+        if self._h2.failed is not None or not (self._h2.active or self._suspect):
             return
         silent_s = self._loop.time() - self._heard_at
         if silent_s >= self._dead_after_s:
@@ -162,8 +170,11 @@ class H2EdgeConnection(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
             return
-        wait_s = self._ping_after_s - silent_s
-        if wait_s <= 0:
+        due_s = self._ping_after_s
+        if silent_s >= self._suspect_after_s:
+            self._suspect, due_s = True, self._dead_after_s
+            self._on_change()
+        elif silent_s >= due_s:
             self._h2.ping(_ALIVE_PING)
-            wait_s = self._dead_after_s - silent_s
-        self._timer = self._loop.call_later(wait_s + 0.001, self._check_alive)
+            due_s = self._suspect_after_s
+        self._timer = self._loop.call_later(due_s - silent_s + 0.001, self._check_alive)

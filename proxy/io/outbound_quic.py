@@ -201,7 +201,7 @@ class H3EdgeConnection:
 
     @property
     def room(self) -> int:
-        if self.closed or self._leaving or self._frames is None:
+        if self.closed or self._leaving or self._frames is None or self.link.suspect:
             return 0
         return max(0, min(self.quic.streams_left, MAX_OPEN - len(self._legs)))
 

@@ -7,8 +7,9 @@ client's and an edge's connection.
   `wake()`, and all of a loop turn goes out together.
 - The timer is left alone when it would fire too early: firing early costs a look at the clock, cancelling costs more,
   and aioquic moves its deadline with every packet.
-- A path is dead when there was work and nothing was heard: after `ping_after_s` it is asked, after `lost_after_s` it is
-  lost. A slow model's connection answers pings; one whose NAT entry or Wi-Fi went away does not.
+- A path is dead when there was work and nothing was heard: after `ping_after_s` it is asked, a second later it is
+  `suspect` (new exchanges had better take another one), after `lost_after_s` it is lost. A slow model's connection
+  answers pings; one whose NAT entry or Wi-Fi went away does not.
 
 Who may end it: the owner by `close()`, the peer, the watch, and a fault of aioquic (which must not take the others along).
 """
@@ -27,6 +28,8 @@ from proxy.io.quic_flow import LOOPBACK_DATAGRAM_BYTES, FlowConnection, is_loopb
 from resolver.io.quic_door import Address
 
 logger = logging.getLogger(__name__)
+
+SUSPECT_AFTER_S = 1.0  # of a ping's silence
 
 Send = Callable[[bytes, Address], None]
 
@@ -77,6 +80,7 @@ class QuicLink:
         self._watch: asyncio.TimerHandle | None = None
         self._quiet_from = 0.0
         self._pinged = False
+        self.suspect = False
         self._wake: asyncio.Handle | None = None
         self._lost = False
         self._gone = False
@@ -100,7 +104,7 @@ class QuicLink:
             self._repeat_farewell()
             return
         now = self._quiet_from = self._loop.time()
-        self._pinged = False
+        self._pinged = self.suspect = False
         try:
             self.quic.receive_datagram(datagram, address, now)
         except Exception:
@@ -229,15 +233,20 @@ class QuicLink:
 
     def _on_watch(self) -> None:
         self._watch = None
-        if not self._owner.active or self._lost:
+        if self._lost or not (self._owner.active or self.suspect):
             return
         quiet = self._loop.time() - self._quiet_from
         if quiet >= self._lost_after_s:
             self.close(NO_ERROR, f"nothing heard for {quiet:.0f} s")
             return
-        if quiet >= self._ping_after_s and not self._pinged:
-            self._pinged = True
-            self.quic.send_ping(0)
-            self.wake()
-        due = self._lost_after_s if self._pinged else self._ping_after_s
+        suspect_after_s = min(self._ping_after_s + SUSPECT_AFTER_S, self._lost_after_s)
+        due = self._ping_after_s
+        if quiet >= suspect_after_s:
+            self.suspect, due = True, self._lost_after_s
+        elif quiet >= due:
+            if not self._pinged:
+                self._pinged = True
+                self.quic.send_ping(0)
+                self.wake()
+            due = suspect_after_s
         self._watch = self._loop.call_later(max(due - quiet, 0.01), self._on_watch)

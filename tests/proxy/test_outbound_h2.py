@@ -300,6 +300,40 @@ async def test_a_silent_edge_with_work_is_pinged_and_then_given_up() -> None:
         assert connection.closed
 
 
+async def test_an_edge_that_does_not_answer_a_ping_gets_nothing_new_until_it_is_heard_again() -> None:
+    async with by_hand(ping_after_s=0.05, dead_after_s=5) as (connection, edge):
+        edge.say(settings())
+        leg, heard = ask(connection)
+        leg.end()
+        changed = asyncio.Event()
+        connection.on_change = changed.set
+        ping = await edge.until("Ping")
+        assert connection.room > 0
+        while connection.room:
+            changed.clear()
+            await asyncio.wait_for(changed.wait(), 3)
+        edge.say(frame(wire.PING, wire.ACK, 0, ping.value))
+        while not connection.room:
+            changed.clear()
+            await asyncio.wait_for(changed.wait(), 3)
+        edge.say(headers(1, OK, end=True))
+        await heard.until("end")
+
+
+async def test_an_edge_that_is_silent_to_a_ping_is_given_up_when_nobody_waits_any_more() -> None:
+    async with by_hand(ping_after_s=0.05, dead_after_s=0.3) as (connection, edge):
+        leg, _ = ask(connection)
+        leg.end()
+        changed = asyncio.Event()
+        connection.on_change = changed.set
+        while connection.room:
+            changed.clear()
+            await asyncio.wait_for(changed.wait(), 3)
+        leg.abort(Abort(Party.CLIENT, Stage.HEAD, Cause.CANCELLED))
+        await asyncio.wait_for(edge.lost.wait(), 3)
+        assert connection.closed
+
+
 async def test_a_slow_edge_that_answers_pings_is_waited_for() -> None:
     async with by_hand(ping_after_s=0.05, dead_after_s=0.15) as (connection, edge):
         leg, heard = ask(connection)
