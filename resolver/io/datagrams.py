@@ -19,7 +19,7 @@ from typing import Any
 
 from config.model import Listen
 from resolver.io import mmsg
-from resolver.io.service import DATAGRAM_LIMIT, ResolverService
+from resolver.io.service import DATAGRAM_LIMIT, ResolverService, Wanted
 
 log = logging.getLogger("headrace.resolver")
 
@@ -53,19 +53,19 @@ class UdpListener:
                 # Linux reports an ICMP error of an earlier reply here; the socket is fine.
                 continue
             reply = known(wire, peer[0])
-            if reply is None:
-                self._service.ask(wire, DATAGRAM_LIMIT, partial(self._answer, peer))
+            if isinstance(reply, Wanted):
+                self._service.wait(reply, partial(self._answer, peer))
             elif reply:
                 try:
                     send(reply, peer)
                 except OSError:
                     continue
 
-    def _known(self, wire: bytes, host: str) -> bytes | None:
+    def _known(self, wire: bytes, host: str) -> bytes | Wanted:
         limit = self._service.rate_limit
         if limit is not None and not limit.admits(host, self._service.now()):
             return self._service.refuse_rate(wire)
-        return self._service.answer_cached(wire, DATAGRAM_LIMIT)
+        return self._service.look(wire, DATAGRAM_LIMIT)
 
     def _answer(self, peer: tuple[Any, ...], reply: bytes, _source: str) -> None:
         self._send_late(partial(self._sock.sendto, reply, peer), reply)
@@ -97,12 +97,13 @@ class BatchedUdpListener(UdpListener):
     def _serve(self, wire: bytes, slot: int) -> bytes | None:
         service = self._service
         if service.rate_limit is None:
-            reply = service.answer_cached(wire, DATAGRAM_LIMIT)
+            reply = service.look(wire, DATAGRAM_LIMIT)
         else:
             reply = self._known(wire, self._batch.peer(slot)[0])
-        if reply is None:
-            service.ask(wire, DATAGRAM_LIMIT, partial(self._answer, self._batch.peer(slot)))
-        return reply
+        if isinstance(reply, bytes):
+            return reply
+        service.wait(reply, partial(self._answer, self._batch.peer(slot)))
+        return None
 
 
 class EveryAddressUdpListener(UdpListener):
@@ -128,8 +129,8 @@ class EveryAddressUdpListener(UdpListener):
                 continue
             source = [(level, kind, _as_source(level, value)) for level, kind, value in ancillary]
             reply = self._known(wire, peer[0])
-            if reply is None:
-                self._service.ask(wire, DATAGRAM_LIMIT, partial(self._answer_from, source, peer))
+            if isinstance(reply, Wanted):
+                self._service.wait(reply, partial(self._answer_from, source, peer))
             else:
                 self._answer_from(source, peer, reply, "")
 

@@ -51,11 +51,11 @@ class DohService:
         if isinstance(query, DohReply):
             done(query)
             return
-        reply = self._service.answer_cached(query, STREAM_LIMIT, sealed=True)
-        if reply is None:
-            self._service.ask(query, STREAM_LIMIT, lambda message, _: done(_answered(message)), sealed=True)
-        else:
+        reply = self._service.look(query, STREAM_LIMIT, sealed=True)
+        if isinstance(reply, bytes):
             done(_answered(reply))
+        else:
+            self._service.wait(reply, lambda message, _: done(_answered(message)))
 
     def _query(self, method: bytes, target: bytes, content_type: bytes | None, body: bytes) -> bytes | DohReply:
         path, _, parameters = target.partition(b"?")

@@ -9,8 +9,9 @@ was refused.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import dns.exception
 import dns.message
@@ -21,6 +22,7 @@ from resolver.answer import LONGEST_CHAIN, Answer, Bounds, take
 from resolver.blocklist import Blocklist
 from resolver.chain import BLOCKED, FILTERED, OTHER
 from resolver.errors import Malformed, ResolverError, UpstreamsFailed
+from resolver.outgoing import Outgoing
 from resolver.question import Question, opt_record
 from resolver.rebinding import private_address
 from resolver.zones import Zones
@@ -46,12 +48,26 @@ class UpstreamReply(Protocol):
     def upstream(self) -> str: ...
     @property
     def encrypted(self) -> bool: ...
+    @property
+    def layout(self) -> w.Scan | None:
+        """The scan of `wire`, where there is one already."""
 
 
 class Upstreams(Protocol):
     """What is needed of an upstream set. `deadline` is in seconds of the resolver's clock."""
 
     async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> UpstreamReply: ...
+
+    def begin(self, out: Outgoing, *, zone: Zone | None, deadline: float, heard: Callable[[Any], None]) -> object:
+        """As `ask`, told by a call: `heard` gets an UpstreamReply or UpstreamsFailed, once."""
+
+
+class Judge(Protocol):
+    """Says by DNSSEC whether an answer is to be believed (`resolver/io/validation.py`)."""
+
+    mode: str
+
+    async def validated(self, answer: Answer, question: Question, upstream: str, deadline: float) -> Answer: ...
 
 
 class Fetched(NamedTuple):
@@ -69,10 +85,27 @@ class Fetcher:
     bounds: Bounds
     rebind_protection: bool
     blocklist: Blocklist
+    judge_by_dnssec: Judge | None = None
 
     async def fetch(self, question: Question, zone: Zone | None, deadline: float) -> Fetched:
         """Raises UpstreamsFailed, or ContentRefused; never returns an answer with an unfinished chain."""
-        fetched = await self._ask(question, zone, deadline)
+        return await self.go_on(await self._ask(question, zone, deadline), question, zone, deadline)
+
+    def begin(self, question: Question, zone: Zone | None, deadline: float, heard: Callable[[Any], None]) -> None:
+        """The first ask of a question, told by a call: `heard` gets what `read` takes."""
+        self.upstreams.begin(outgoing_for(question), zone=zone, deadline=deadline, heard=heard)
+
+    def read(self, heard: UpstreamReply | UpstreamsFailed, question: Question, zone: Zone | None) -> Fetched:
+        """What an upstream said. Raises UpstreamsFailed or ContentRefused; an `unfinished` answer is still to `go_on`."""
+        if isinstance(heard, UpstreamsFailed):
+            raise heard
+        fetched = self._take(heard, question)
+        if not fetched.answer.unfinished:
+            self.judge(fetched.answer, zone, heard.layout)
+        return fetched
+
+    async def go_on(self, fetched: Fetched, question: Question, zone: Zone | None, deadline: float) -> Fetched:
+        """Follows an unfinished chain to its end. Raises as `fetch` does."""
         asks = 1
         while fetched.answer.unfinished and asks < _MOST_ASKS:
             fetched = await self._continue(fetched, question, deadline)
@@ -90,9 +123,22 @@ class Fetcher:
         return fetched
 
     async def _ask(self, question: Question, zone: Zone | None, deadline: float) -> Fetched:
-        reply = await self.upstreams.ask(query_for(question), zone=zone, deadline=deadline)
+        validator = self.judge_by_dnssec
+        if validator is None or question.cd:
+            fetched = self._take(await self.upstreams.ask(query_for(question), zone=zone, deadline=deadline), question)
+            # Who sets CD judges for himself (RFC 4035 3.2.2); AD would be our word, and we did not look.
+            return fetched if validator is None else fetched._replace(answer=fetched.answer.without_ad())
+        # CD: an upstream that validates would keep from us what we are to judge, and the reason (RFC 6840 5.9). To log
+        # is not to judge: there the upstream's protection stays.
+        cd = w.CD if validator.mode == "validate" else 0
+        query = query_for(replace(question, do=True, flags=question.flags | cd))
+        fetched = self._take(await self.upstreams.ask(query, zone=zone, deadline=deadline), question)
+        answer = await validator.validated(fetched.answer, question, fetched.upstream, deadline)
+        return fetched._replace(answer=answer)
+
+    def _take(self, reply: UpstreamReply, question: Question) -> Fetched:
         try:
-            answer = take(reply.wire, question, self.bounds, trusted=reply.encrypted)
+            answer = take(reply.wire, question, self.bounds, trusted=reply.encrypted, layout=reply.layout)
         except Malformed as exc:
             raise UpstreamsFailed(((reply.upstream, str(exc)),), ede=OTHER) from exc
         if answer.rcode not in _USABLE:
@@ -116,10 +162,13 @@ class Fetcher:
             raise UpstreamsFailed(((rest.upstream, str(exc)),), ede=OTHER) from exc
         return Fetched(answer, rest.upstream, begun.shared and rest.shared)
 
-    def judge(self, answer: Answer, zone: Zone | None) -> None:
-        """Raises ContentRefused. A zone is the user's own network: its private addresses are what it is for."""
+    def judge(self, answer: Answer, zone: Zone | None, layout: w.Scan | None = None) -> None:
+        """Raises ContentRefused. A zone is the user's own network: its private addresses are what it is for.
+
+        `layout` is the scan of the message that the answer was taken from: its records lie where they lay there.
+        """
         if self.rebind_protection and zone is None:
-            address = private_address(answer.wire)
+            address = private_address(answer.wire, layout.records[: len(answer.ttl_at)] if layout else None)
             if address:
                 raise ContentRefused(w.REFUSED, FILTERED, f"private address {address} from outside (DNS rebinding)")
         if len(self.blocklist):
@@ -157,6 +206,12 @@ def query_for(question: Question) -> bytes:
     flags = w.RD | w.AD | question.flags & w.CD
     section = question.name + question.section[-4:]
     return struct.pack("!HHHHHH", 0, flags, 1, 0, 0, 1) + section + opt_record(question, options=options)
+
+
+def outgoing_for(question: Question) -> Outgoing:
+    """The same as `query_for` in the form that needs no reading."""
+    flags = w.RD | w.AD | question.flags & w.CD
+    return Outgoing(0, flags, question.name + question.section[-4:], question.do, question.ecs)
 
 
 def _join(begun: Answer, rest: Answer) -> bytes:

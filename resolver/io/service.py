@@ -7,8 +7,8 @@
 
 The order of the steps, each with its reason, stands in `resolver/chain.py`.
 
-Who calls: listeners call `answer_cached` first and `ask` when it gives None. `ask` calls back exactly once, at the latest
-`timeout` plus 100 ms later, whatever upstreams do. `b""` means that nothing may be said.
+Who calls: listeners `look`, and `wait` for what that did not find; `ask` is both in one. They call back exactly once, at the
+latest `timeout` plus 100 ms later, whatever upstreams do. `b""` means that nothing may be said.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from config import model
 from resolver import wire as w
@@ -26,11 +28,11 @@ from resolver.answer import Answer, Bounds, Rr, reply
 from resolver.cache import Cache, key_of, name_of, scope_of
 from resolver.chain import NOT_READY, OTHER, PROHIBITED, Chain, Found, failure, subnet_option
 from resolver.endpoints import Endpoints
-from resolver.errors import UpstreamsFailed
+from resolver.errors import NotBelieved, UpstreamsFailed
 from resolver.hosts import LocalNames
 from resolver.io import files
 from resolver.io.clock import now as boottime
-from resolver.io.fetch import ContentRefused, Fetched, Fetcher, Upstreams, question_for
+from resolver.io.fetch import ContentRefused, Fetched, Fetcher, UpstreamReply, Upstreams, question_for
 from resolver.io.flights import Flight, Flights
 from resolver.io.lookup import Resolved, dial_endpoints, read_reply
 from resolver.io.saved_cache import SLICE, SavedCache
@@ -51,6 +53,20 @@ Done = Callable[[bytes, str], None]
 """Called once with the reply and where it came from: `cache`, `stale`, `local`, `policy`, an upstream's URL, `failure`."""
 
 
+if TYPE_CHECKING:
+    from resolver.io.validation import Validator
+
+
+class Wanted(NamedTuple):
+    """A query that was read and is not to be answered from memory."""
+
+    question: Question
+    wire: bytes
+    limit: int
+    sealed: bool
+    options: bytes
+
+
 class ResolverService:
     """The resolver. `start` before use, `close` after; everything else may be called from the loop's thread only."""
 
@@ -65,7 +81,7 @@ class ResolverService:
     ) -> None:
         self._config = config
         self._upstreams = upstreams
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._cache = Cache(
             entries=config.cache.entries,
             size=config.cache.size_bytes,
@@ -75,12 +91,14 @@ class ResolverService:
         self._chain = Chain(self._cache)
         self._saved = SavedCache(state_dir, self._cache, clock, wall)
         self._memos = (Memos(), Memos())  # plain, sealed
-        self._flights: Flights[Found] = Flights(self._fly, self._stopped)
+        self._flights: Flights[Found] = Flights(self._fly, self._stopped, late=self._late)
         self._housekeeping: asyncio.Task[None] | None = None
         self._loaded = asyncio.Event()
         self._policy_changed = asyncio.Event()
         self._hosts_stamps: tuple[tuple[int, int], ...] = ()
         self._queries = self._memo_hits = self._fetches = 0
+        self._designated: tuple[Rr, ...] = ()
+        self._validator: Validator | None = None
         self._apply(config)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -93,7 +111,6 @@ class ResolverService:
     async def close(self) -> None:
         """Ends flights (those who wait get SERVFAIL), and saves the cache. May be called twice."""
         if self._housekeeping is not None:
-        self._designated: tuple[Rr, ...] = ()
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
             self._housekeeping = None
@@ -101,6 +118,8 @@ class ResolverService:
             if self._loaded.is_set() and self._config.cache.persist:
                 await self._saved.save()
         await self._flights.close()
+        if self._validator is not None:
+            await self._validator.close()
 
     def reconfigure(self, config: model.Resolver) -> None:
         """Takes a new configuration for all that is asked from now on; flights end under the old one.
@@ -120,11 +139,35 @@ class ResolverService:
         self._read_hosts()
         bounds = Bounds(int(cache.min_ttl_s), int(cache.max_ttl_s), int(cache.max_negative_ttl_s))
         self._fetcher = Fetcher(
-            self._upstreams, self._chain.zones, bounds, config.rebind_protection, self._chain.blocklist
+            self._upstreams,
+            self._chain.zones,
+            bounds,
+            config.rebind_protection,
+            self._chain.blocklist,
+            self._validating(config),
         )
         self.rate_limit = RateLimit(config.rate_limit_per_s) if config.rate_limit_per_s else None
         self._forget_memos()
         self._chain.failures.forget()
+
+    def _validating(self, config: model.Resolver) -> Validator | None:
+        """Who judges answers by DNSSEC. What an earlier one found out about zones is kept where it may be."""
+        self._proven = config.dnssec == "validate"
+        if config.dnssec == "off":
+            return None
+        if self._validator is None:
+            from resolver.io.validation import Validator  # 0.1 s, for those who want it
+
+            self._validator = Validator(config, self._upstreams, self._chain.zones, clock=self._clock, wall=self._wall)
+        elif self._validator.reconfigure(config, self._chain.zones):
+            self._cache.flush()  # judged from other anchors
+        return self._validator
+
+    def designate(self, records: Sequence[Rr]) -> None:
+        """What `_dns.resolver.arpa` answers from now on (RFC 9462); nothing: no data."""
+        if tuple(records) != self._designated:
+            self._designated = tuple(records)
+            self._apply(self._config)
 
     def _read_hosts(self) -> None:
         self._hosts_stamps = files.stamps(self._config.hosts_files)
@@ -138,12 +181,6 @@ class ResolverService:
     async def _keep_house(self) -> None:
         """Owned by this service and cancelled by `close`; a save that is cut short leaves the old file."""
         await self._take_policy()
-    def designate(self, records: Sequence[Rr]) -> None:
-        """What `_dns.resolver.arpa` answers from now on (RFC 9462); nothing: no data."""
-        if tuple(records) != self._designated:
-            self._designated = tuple(records)
-            self._apply(self._config)
-
         if self._config.cache.persist:
             await self._saved.restore(lambda saved: self._allowed(saved.key, saved.answer))
         self._loaded.set()
@@ -196,13 +233,40 @@ class ResolverService:
                 entry.hits += 1
                 self._memo_hits += 1
                 return wire[:2] + tail
+        found = self._read(wire, limit, sealed, keepalive_s)
+        return found if isinstance(found, bytes) else None
+
+    def look(self, wire: bytes, limit: int, *, sealed: bool = False, keepalive_s: float = 0.0) -> bytes | Wanted:
+        """As `answer_cached`, but what must be waited for comes back read, for `wait`: nothing is parsed or looked up twice."""
+        memo = self._memos[sealed].get(wire[2:])
+        if memo is not None:
+            until, entry, answer, tail = memo
+            if self._clock() < until and entry.answer is answer:
+                entry.hits += 1
+                self._memo_hits += 1
+                return wire[:2] + tail
+        return self._read(wire, limit, sealed, keepalive_s)
+
+    def _read(self, wire: bytes, limit: int, sealed: bool, keepalive_s: float) -> bytes | Wanted:
         asked = parse(wire)
         if isinstance(asked, bytes):
             return asked
+        options = _keepalive(asked, keepalive_s)
         found = self._look(asked, self._clock())
         if found is None:
-            return None
-        return self._write(found, asked, wire, limit, sealed=sealed, options=_keepalive(asked, keepalive_s))
+            return Wanted(asked, wire, limit, sealed, options)
+        return self._write(found, asked, wire, limit, sealed=sealed, options=options)
+
+    def wait(self, wanted: Wanted, done: Done) -> None:
+        """Asks for what `look` did not find. `done` is called exactly once, before this returns when asking fails at once."""
+
+        def give(found: Found) -> None:
+            message = self._write(
+                found, wanted.question, wanted.wire, wanted.limit, sealed=wanted.sealed, options=wanted.options
+            )
+            done(message, found.source)
+
+        self._wait(wanted.question, self._clock(), give)
 
     def ask(self, wire: bytes, limit: int, done: Done, *, sealed: bool = False, keepalive_s: float = 0.0) -> None:
         """The whole chain. `done` is called exactly once, before this returns when the answer is at hand.
@@ -214,11 +278,11 @@ class ResolverService:
             done(asked, "policy")
             return
         options = _keepalive(asked, keepalive_s)
-
-        def give(found: Found) -> None:
+        found = self._look(asked, self._clock())
+        if found is None:
+            self.wait(Wanted(asked, wire, limit, sealed, options), done)
+        else:
             done(self._write(found, asked, wire, limit, sealed=sealed, options=options), found.source)
-
-        self._answer(asked, give)
 
     def refuse_rate(self, wire: bytes) -> bytes:
         """The reply to a client above its rate: short, at once, and it says so; `SILENCE` where nothing may be said."""
@@ -248,6 +312,7 @@ class ResolverService:
 
     def _look(self, question: Question, now: float) -> Found | None:
         self._queries += 1
+        question.proven = self._proven
         if self._config.ecs == "strip" or len(question.ecs) < 4:
             question.ecs = b""
         found = self._chain.look(question, now)
@@ -264,22 +329,24 @@ class ResolverService:
         if self._flights.full(flight):
             give(failure(question, OTHER, "too many questions in flight"))
             return
-        if flight is None:
-            flight = Flight(key, question, scope, zone, self._cache.stale(question, now, scope))
-            flight.waiters.append(give)
-            self._flights.start(flight)
+        begun = flight is not None
+        flight = flight or Flight(key, question, scope, zone, None)
+        flight.waiters.append(give)
+        if flight.stale is None:
+            # Also of a prefetch under way: its entry was fresh when it began, and is what bridges now.
+            flight.stale = self._cache.stale(question, now, scope)
             if flight.stale is not None:
                 loop = asyncio.get_running_loop()
                 flight.bridge = loop.call_later(self._config.cache.stale_answer_after_s, self._bridge, flight)
-        else:
-            flight.waiters.append(give)
+        if not begun:
+            self._depart(flight, now)
 
     def _refresh(self, question: Question) -> None:
         """Prefetch: nobody waits, and a failure changes nothing."""
         scope, zone = self._chain.zones.zone_of(question.name)
         key = key_of(question, scope)
         if self._flights.find(key) is None and not self._flights.full(None):
-            self._flights.start(Flight(key, question, scope, zone, None))
+            self._depart(Flight(key, question, scope, zone, None), self._clock())
 
     def _bridge(self, flight: Flight[Found]) -> None:
         """Fresh data is late: those who wait get old data, and the flight goes on for those who come later."""
@@ -287,33 +354,68 @@ class ResolverService:
         if found is not None:
             flight.settle(found)
 
-    async def _fly(self, flight: Flight[Found]) -> Found:
-        question, scope, timeout_s = flight.question, flight.scope, self._config.timeout_s
+    def _depart(self, flight: Flight[Found], now: float) -> None:
         self._fetches += 1
+        local = self._chain.local.answer(flight.question)
+        if (local is not None and local.unfinished) or self._fetcher.judge_by_dnssec is not None:
+            self._flights.start(flight)
+            return
+        timeout_s = self._config.timeout_s
+        self._flights.take_off(flight, timeout_s + _GRACE_S)
+        self._fetcher.begin(flight.question, flight.zone, now + timeout_s, partial(self._heard, flight, self._fetcher))
+
+    def _heard(self, flight: Flight[Found], fetcher: Fetcher, said: UpstreamReply | UpstreamsFailed) -> None:
+        """The end of nearly every flight. What an upstream said is judged at once; only a chain that goes on is a task."""
+        if self._flights.find(flight.key) is not flight:
+            return  # it is over: the resolver stopped, or the answer came when nobody waited any more
+        try:
+            fetched = fetcher.read(said, flight.question, flight.zone)
+            if fetched.answer.unfinished:
+                self._flights.carry_on(flight, partial(self._fly, begun=fetched))
+            else:
+                self._flights.land(flight, self._keep(flight, fetched))
+        except (ContentRefused, UpstreamsFailed) as exc:
+            self._flights.land(flight, self._without(flight, exc))
+
+    async def _fly(self, flight: Flight[Found], begun: Fetched | None = None) -> Found:
+        """What needs more than one ask: a chain that upstream began, or one of our own that leads outside."""
+        timeout_s = self._config.timeout_s
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
-                fetched = await self._fetch(question, flight.zone, self._clock() + timeout_s)
-        except ContentRefused as exc:
-            return self._chain.refuse(question, scope, exc.rcode, exc.ede, str(exc), self._clock())
-        except UpstreamsFailed as exc:
-            return self._fail(flight, exc)
+                fetched = await self._fetch(flight, begun, self._clock() + timeout_s)
+        except (ContentRefused, UpstreamsFailed) as exc:
+            return self._without(flight, exc)
         except TimeoutError:
-            return self._fail(flight, UpstreamsFailed((("upstreams", f"no answer in {timeout_s:g} s"),)))
-        answer, upstream, shared = fetched
-        return self._chain.store(question, scope, answer, upstream, self._clock(), shared=shared)
+            return self._late(flight)
+        return self._keep(flight, fetched)
 
-    async def _fetch(self, question: Question, zone: model.Zone | None, deadline: float) -> Fetched:
+    async def _fetch(self, flight: Flight[Found], begun: Fetched | None, deadline: float) -> Fetched:
+        question = flight.question
+        if begun is not None:
+            return await self._fetcher.go_on(begun, question, flight.zone, deadline)
         local = self._chain.local.answer(question)
-        if local is None or not local.unfinished:
-            return await self._fetcher.fetch(question, zone, deadline)
+        if local is None or not local.unfinished:  # a reload took it away in this very moment
+            return await self._fetcher.fetch(question, flight.zone, deadline)
         finished = await self._fetcher.finish(local, question, deadline)
         # Kept by nobody: the local half may change with the next reload.
         return finished._replace(answer=replace(finished.answer, ttl_s=0))
 
-    def _fail(self, flight: Flight[Found], exc: UpstreamsFailed) -> Found:
-        question, now = flight.question, self._clock()
-        old = flight.stale or self._cache.stale(question, now, flight.scope)
-        return self._chain.bridge(old, now) or self._chain.fail(question, flight.scope, exc.ede, str(exc), now)
+    def _keep(self, flight: Flight[Found], fetched: Fetched) -> Found:
+        answer, upstream, shared = fetched
+        return self._chain.store(flight.question, flight.scope, answer, upstream, self._clock(), shared=shared)
+
+    def _without(self, flight: Flight[Found], exc: ContentRefused | UpstreamsFailed) -> Found:
+        """The verdict when there is no answer to keep: refused content is refused, a failure may be bridged."""
+        question, scope, now = flight.question, flight.scope, self._clock()
+        if isinstance(exc, ContentRefused):
+            return self._chain.refuse(question, scope, exc.rcode, exc.ede, str(exc), now)
+        if isinstance(exc, NotBelieved):
+            return self._chain.fail(question, scope, exc.ede, str(exc), now)
+        old = flight.stale or self._cache.stale(question, now, scope)
+        return self._chain.bridge(old, now) or self._chain.fail(question, scope, exc.ede, str(exc), now)
+
+    def _late(self, flight: Flight[Found]) -> Found:
+        return self._without(flight, UpstreamsFailed((("upstreams", f"no answer in {self._config.timeout_s:g} s"),)))
 
     @staticmethod
     def _stopped(flight: Flight[Found]) -> Found:
@@ -366,6 +468,7 @@ class ResolverService:
             "evicted": self._cache.evicted,
             "in_flight": len(self._flights),
             "waiting": self._flights.waiting,
+            **(self._validator.counts if self._validator is not None else {}),
         }
 
     def now(self) -> float:
@@ -375,6 +478,8 @@ class ResolverService:
         """Forgets everything, or a name and all below it; how many answers that were. Raises ValueError for no name."""
         self._forget_memos()
         self._chain.failures.forget()
+        if self._validator is not None:
+            self._validator.forget()
         return self._cache.flush(None if name is None else w.name_from_text(name))
 
     def network_changed(self) -> None:
@@ -398,4 +503,4 @@ def _keepalive(question: Question, idle_s: float) -> bytes:
     return w.option(w.KEEPALIVE, min(65_535, int(idle_s * 10)).to_bytes(2, "big"))
 
 
-__all__ = ["DATAGRAM_LIMIT", "SILENCE", "STREAM_LIMIT", "Done", "Found", "ResolverService"]
+__all__ = ["DATAGRAM_LIMIT", "SILENCE", "STREAM_LIMIT", "Done", "Found", "ResolverService", "Wanted"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from resolver.io.service import STREAM_LIMIT, ResolverService
+from resolver.io.service import STREAM_LIMIT, ResolverService, Wanted
 
 IDLE_S = 10.0
 """RFC 7766 6.2.3 asks for seconds, not minutes; also the time a message may take from its first byte to its last."""
@@ -102,12 +102,12 @@ class StreamConnection(asyncio.Protocol):
         """A message too short for an id gets no answer, as over UDP; the connection stays in step either way."""
         limit = self._service.rate_limit
         if limit is not None and not limit.admits(self._peer, self._service.now()):
-            reply: bytes | None = self._service.refuse_rate(wire)
+            reply: bytes | Wanted = self._service.refuse_rate(wire)
         else:
-            reply = self._service.answer_cached(wire, STREAM_LIMIT, sealed=self._sealed, keepalive_s=self._idle_s)
-        if reply is None:
+            reply = self._service.look(wire, STREAM_LIMIT, sealed=self._sealed, keepalive_s=self._idle_s)
+        if isinstance(reply, Wanted):
             self._pending += 1
-            self._service.ask(wire, STREAM_LIMIT, self._answer, sealed=self._sealed, keepalive_s=self._idle_s)
+            self._service.wait(reply, self._answer)
         elif reply:
             self._out.append(reply)
 

@@ -14,6 +14,8 @@ import dns.rrset
 
 from config.model import Zone
 from resolver.errors import UpstreamsFailed
+from resolver.outgoing import Outgoing, compose
+from resolver.wire import Scan
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Reply:
     wire: bytes
     upstream: str = "tls://peer"
     encrypted: bool = True
+    layout: Scan | None = None
 
 
 def answer(
@@ -59,6 +62,7 @@ class ScriptedUpstreams:
     asked: list[tuple[str, str]] = field(default_factory=list)
     zones: list[Zone | None] = field(default_factory=list)
     queries: list[dns.message.Message] = field(default_factory=list)
+    begun: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> Reply:
         message = dns.message.from_wire(query)
@@ -72,3 +76,21 @@ class ScriptedUpstreams:
             raise UpstreamsFailed((("tls://peer", "connection refused"),), ede=23)
         said = self.script(message)
         return Reply(said if isinstance(said, bytes) else await said, encrypted=self.encrypted)
+
+    def begin(
+        self, out: Outgoing, *, zone: Zone | None, deadline: float, heard: Callable[[Reply | UpstreamsFailed], None]
+    ) -> object:
+        """Its task ends with the test's loop."""
+
+        async def ask() -> None:
+            try:
+                reply = await self.ask(compose(out, out.id, out.question), zone=zone, deadline=deadline)
+            except UpstreamsFailed as exc:
+                heard(exc)
+            else:
+                heard(reply)
+
+        task = asyncio.ensure_future(ask())
+        self.begun.add(task)
+        task.add_done_callback(self.begun.discard)
+        return task
