@@ -6,7 +6,6 @@ from config.reading import Spot
 
 NO_EFFECT: dict[str, tuple[object, ...]] = {
     "workers": (1,),
-    "resolver.dnssec": ("off",),
     "tls.tickets.redis": ("",),
     "tls.tickets.early_data": ("safe-methods",),
     "pool.hedge.after": ("off",),

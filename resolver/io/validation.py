@@ -60,7 +60,7 @@ class Validator:
         wall: Callable[[], float],
     ) -> None:
         self.mode: str = config.dnssec
-        self.counts = {security.value: 0 for security in Security}
+        self.counts = {f"dnssec_{security.value}": 0 for security in Security}
         self._upstreams = upstreams
         self._clock, self._wall = clock, wall
         self._config, self._zones, self._trust = config, zones, trust_of(config)
@@ -101,7 +101,7 @@ class Validator:
                 raise
             self._say(dns.name.root, f"cannot be validated: {exc}")
             return answer.without_ad()
-        self.counts[verdict.security.value] += 1
+        self.counts[f"dnssec_{verdict.security.value}"] += 1
         if verdict.security is Security.BOGUS and verdict.why is not None:
             self._tell(verdict.zone, verdict.why)
             if self.mode == "validate":

@@ -219,6 +219,9 @@ class SignedZone:
             out.append(dns.rrset.from_rdata_list(shown, rrset.ttl, self.signatures[owner, rdtype]))
         return out
 
+    def all_signatures(self, owner: Name) -> list[dns.rdata.Rdata]:
+        return [one for (at, _), several in self.signatures.items() if at == owner for one in several]
+
     def proof(self, owner: Name, rdtype: int, *, wildcard: bool = False) -> list[dns.rrset.RRset]:
         """The denial records for a name or one of its types; `wildcard`: that nothing closer than its wildcard exists."""
         if not self.signed or self._word(owner, rdtype) in self.unlisted:
@@ -309,6 +312,9 @@ class Tree:
                 self._deny(reply, zone, owner, rdtype)
                 return None
             source = star
+        if rdtype == T.RRSIG and (signatures := zone.all_signatures(source)):
+            reply.answer += [dns.rrset.from_rdata_list(owner, 300, [one]) for one in signatures]
+            return None
         for kind in (rdtype, T.CNAME):
             if (source, kind) in zone.sets:
                 reply.answer += zone.with_signatures(source, kind, owner)
