@@ -191,6 +191,8 @@ def record_fields(record: RequestRecord) -> dict[str, object]:
         "events": record.events,
         "incomplete": record.incomplete,
         "error_in_band": record.error_in_band,
+        "first_token_s": _rounded(record.first_token_s),
+        "last_token_s": _rounded(record.last_token_s),
         "usage": dict(record.usage),
     }
 
@@ -203,6 +205,9 @@ def json_line(record: RequestRecord) -> str:
     level = "info" if record.outcome in WELL else "warning"
     parts = ", ".join([f'"{name}": {seconds:.6f}' for name, seconds in record.parts.items()])
     usage = f', "usage": {json.dumps(record.usage)}' if record.usage else ""
+    tokens = ""
+    if (first := record.first_token_s) is not None and (last := record.last_token_s) is not None:
+        tokens = f', "first_token_s": {first:.6f}, "last_token_s": {last:.6f}'
     trouble = f', "detail": {quote(redact(record.detail))}' if record.detail else ""
     return (
         f'{{"time": "{rfc3339(record.started_at)}", "level": "{level}", "logger": "requests", "message": "request", '
@@ -213,8 +218,12 @@ def json_line(record: RequestRecord) -> str:
         f'"parts": {{{parts}}}, "bytes_in": {record.bytes_in}, "bytes_out": {record.bytes_out}, '
         f'"retries": {record.retries}, "reused": {_word(record.reused)}, "resumed": {_word(record.resumed)}, '
         f'"events": {record.events}, "incomplete": {_word(record.incomplete)}, '
-        f'"error_in_band": {_word(record.error_in_band)}{trouble}{usage}}}'
+        f'"error_in_band": {_word(record.error_in_band)}{trouble}{usage}{tokens}}}'
     )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 def _word(value: bool) -> str:

@@ -110,6 +110,8 @@ class RequestRecord:
     events: int = 0
     incomplete: bool = False
     error_in_band: bool = False
+    first_token: float = -1.0
+    last_token: float = -1.0
     usage: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -125,6 +127,16 @@ class RequestRecord:
     def first_byte_s(self) -> float | None:
         """Seconds from the head to the first byte of the answer's body; None when there was none."""
         return self.fall.first - self.fall.start if self.fall.first >= 0 else None
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the head to the first event with content of an event stream; None when none was seen."""
+        return self.first_token - self.fall.start if self.first_token >= 0 else None
+
+    @property
+    def last_token_s(self) -> float | None:
+        """Seconds from the head to the last of its tokens."""
+        return self.last_token - self.fall.start if self.last_token >= 0 else None
 
     @property
     def parts(self) -> dict[str, float]:

@@ -450,6 +450,7 @@ class Exchange:
         if observer is not None:
             record.events, record.usage, record.error_in_band = observer.events, observer.usage, observer.error
             record.incomplete = observer.incomplete
+            record.first_token, record.last_token = observer.first_token, observer.last_token
         return record
 
 

@@ -18,7 +18,7 @@ from proxy.io.rims import DialMarks
 from proxy.io.switched import Switched
 from proxy.messages import Abort, Cause, Fields, Leg, Party, ResponseHead, Stage
 from proxy.redirects import follow
-from proxy.sse import Observer
+from proxy.sse import observer_for
 
 if TYPE_CHECKING:
     from proxy.io.relay import Exchange
@@ -161,8 +161,8 @@ class EdgeSide:
         x.edge.note_status(head, now, ttfb_s=now - x.waterfall.opened)
         x.deadline = x.relay.now + x.idle_s
         kind = head.get(b"content-type")
-        if kind is not None and kind[:17] == b"text/event-stream" and head.get(b"content-encoding") is None:
-            x.observer = Observer()
+        if kind is not None and kind[:5].lower() == b"text/":
+            x.observer = observer_for(kind, head.get(b"content-encoding"), x.relay.clock)
         x.step(Event.ANSWERED)
         x.client.head(x.client_head(head))
 
@@ -202,9 +202,9 @@ class EdgeSide:
             x.waterfall.first = x.relay.clock()
         x.bytes_out += len(chunk)
         x.deadline = x.relay.now + x.idle_s
-        if x.observer is not None:
-            x.observer.feed(chunk)
         x.client.data(chunk)
+        if x.observer is not None:  # after the bytes are on their way: undoing a coding may take a while
+            x.observer.feed(chunk)
 
     def on_trailers(self, fields: Fields) -> None:
         if self._x.phase is Phase.ANSWERING:

@@ -24,7 +24,7 @@ def stream(events: list[dict[str, object]], end: str, *, last: bool = True) -> b
 
 
 def watched(*chunks: bytes) -> Observer:
-    observer = Observer()
+    observer = Observer(lambda: 0.0)
     for chunk in chunks:
         observer.feed(chunk)
     return observer
@@ -77,7 +77,7 @@ def test_responses_events_end_with_completed() -> None:
 
 
 def test_an_endless_line_blinds_the_watcher_and_keeps_little() -> None:
-    observer = Observer()
+    observer = Observer(lambda: 0.0)
     for _ in range(2 * MAX_EVENT // 65536):
         observer.feed(b"x" * 65536)
     assert observer.blind
@@ -100,3 +100,68 @@ def test_the_short_way_and_the_long_way_count_the_same() -> None:
     short = watched(token, *[token, delta] * 20)
     long = watched(b"".join([token, *[token, delta] * 20]))
     assert short.events == long.events == 41
+
+
+def test_first_and_last_token_are_timed() -> None:
+    now = iter(range(1, 100))
+    observer = Observer(lambda: float(next(now)))
+    for event in (CHAT[0], CHAT[1], CHAT[2], CHAT[1]):
+        observer.feed(f"data: {json.dumps(event)}\n\n".encode())
+    first, last = observer.first_token, observer.last_token
+    observer.feed(b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\ndata: [DONE]\n\n')
+    assert (first, last) == (1.0, 3.0)
+    assert (observer.first_token, observer.last_token) == (1.0, 3.0)
+
+
+def test_usage_that_is_null_in_every_event_costs_no_look_inside() -> None:
+    # Given a stream that would be cut off by an event that cannot be parsed
+    token = b'data: {"choices":[{"delta":{"content":"x"}}],"usage":null}\n\n'
+    observer = watched(token, token.replace(b"null}", b"null"), token, b'data: {"choices":[],"usage":{"a":1}}\n\n')
+    assert observer.events == 4
+    assert observer.usage == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("response.output_text.delta", {"delta": "x"}),
+        ("response.refusal.delta", {"delta": "x"}),
+        ("response.function_call_arguments.delta", {"delta": "{"}),
+        ("response.reasoning_summary_text.delta", {"delta": "x"}),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False], ids=["with event lines", "data alone"])
+@pytest.mark.parametrize(
+    ("end", "failed"), [("response.completed", False), ("response.incomplete", False), ("response.failed", True)]
+)
+def test_responses_streams_in_every_form(kind: str, extra: dict[str, str], named: bool, end: str, failed: bool) -> None:
+    def event(kind: str, **more: object) -> bytes:
+        line = f"event: {kind}\n" if named else ""
+        return f"{line}data: {json.dumps({'type': kind, **more})}\n\n".encode()
+
+    observer = watched(
+        event("response.created", response={"usage": None, "error": None}),
+        *[event(kind, **extra) for _ in range(5)],
+        event("response.output_item.done", item={}),
+        event(end, response={"usage": {"input_tokens": 3, "output_tokens": 5}}),
+    )
+    assert (observer.events, observer.done, observer.has_content, observer.error) == (8, True, True, failed)
+    assert observer.usage == {"input_tokens": 3, "output_tokens": 5}
+    assert not observer.incomplete
+
+
+TEXTS = st.text(alphabet='a"\\\n:{}é,', max_size=6)
+
+
+@given(
+    st.lists(st.one_of(TEXTS, st.just("[DONE]"), st.just('"usage":{"a":1}')), min_size=1, max_size=12), st.booleans()
+)
+def test_tokens_known_by_their_ends_count_as_those_that_are_read(texts: list[str], spaced: bool) -> None:
+    separators = (", ", ": ") if spaced else (",", ":")
+    said = [{"id": "x", "choices": [{"delta": {"content": text or "-"}}], "usage": None} for text in texts]
+    tail = [{"choices": [], "usage": {"a": 2}}, {"error": {"message": "late"}}]
+    events = [f"data: {json.dumps(each, separators=separators)}\n\n".encode() for each in [*said, *tail]]
+    one_by_one, at_once = watched(*events), watched(b"".join(events))
+    for observer in (one_by_one, at_once):
+        assert (observer.events, observer.usage, observer.error) == (len(events), {"a": 2}, True)
+        assert not observer.done and not observer.blind
