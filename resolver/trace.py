@@ -52,7 +52,8 @@ ROOT_HINTS: tuple[Server, ...] = (
 class Hop:
     """One server asked. `records` are in presentation form: NS of a referral, the answer, or the SOA of a denial.
 
-    `signed`: a referral with DS, or an answer with RRSIG; None where the reply says nothing about it.
+    `signed`: a referral with DS, or an answer with RRSIG; None where the reply says nothing about it. `security`: secure,
+    insecure or bogus down from the trust anchor, with `why`; empty where it was not judged.
     """
 
     zone: str
@@ -64,6 +65,8 @@ class Hop:
     records: tuple[str, ...] = ()
     signed: bool | None = None
     detail: str = ""
+    security: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

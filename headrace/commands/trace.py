@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from config.load import Loaded
@@ -20,6 +20,7 @@ from headrace.wording import counted, span
 if TYPE_CHECKING:
     from resolver.trace import Hop, Sample, Trace
 
+# Where nothing could be judged, what the reply itself shows.
 SIGNED = {None: "", True: "signed", False: "not signed"}
 FOUND = ("answer", "nxdomain", "nodata")
 
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
 async def _walk(loaded: Loaded, args: argparse.Namespace) -> Trace:
     from resolver.io.trace import trace
     from resolver.io.upstream_set import UpstreamSet
+    from resolver.io.validation import trust_of
     from resolver.trace import ROOT_HINTS, Server
 
     roots = (Server(args.root, (read_address(args.root),)),) if args.root else ROOT_HINTS
@@ -47,7 +49,13 @@ async def _walk(loaded: Loaded, args: argparse.Namespace) -> Trace:
     upstreams = UpstreamSet(resolver)
     try:
         return await trace(
-            args.name, args.type, roots=roots, port=args.port, timeout_s=resolver.timeout_s, upstreams=upstreams
+            args.name,
+            args.type,
+            roots=roots,
+            port=args.port,
+            timeout_s=resolver.timeout_s,
+            upstreams=upstreams,
+            trust=trust_of(replace(resolver, zones=())),
         )
     finally:
         await upstreams.close()
@@ -68,7 +76,9 @@ def _show(walked: Trace) -> None:
 def _hop(hop: Hop) -> list[str]:
     says = f"{hop.kind} {hop.rcode}" if hop.rcode not in ("", "NOERROR") else hop.kind
     says += f": {hop.detail}" if hop.detail else ""
-    return [hop.zone, hop.server, hop.address, span(hop.rtt_s), says, SIGNED[hop.signed]]
+    dnssec = hop.security or SIGNED[hop.signed]
+    dnssec += f": {hop.why}" if hop.why else ""
+    return [hop.zone, hop.server, hop.address, span(hop.rtt_s), says, dnssec]
 
 
 def _sample(sample: Sample) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import dns.name
@@ -26,13 +26,14 @@ from config.model import Resolver
 from resolver import wire as w
 from resolver.answer import Answer
 from resolver.dnssec_answer import Security, Verdict, judge
-from resolver.dnssec_chain import Ask, Missing, Need, Trust, Walk
+from resolver.dnssec_chain import Missing, Need, Trust, Walk
 from resolver.dnssec_records import DS_TYPE, rdata_wire, read
 from resolver.dnssec_records import name_of as dns_name
 from resolver.dnssec_reply import kept
 from resolver.dnssec_signatures import EXPIRED, NOT_YET, Flaw
 from resolver.errors import Malformed, NotBelieved, UpstreamsFailed
 from resolver.io.fetch import Upstreams, query_for, question_for
+from resolver.io.steps import drive
 from resolver.question import Question
 from resolver.zones import Zones
 
@@ -119,24 +120,12 @@ class Validator:
         unfinished = bool(answer.unfinished)
         steps = judge(question, dns_name(question.name), message, walk, unfinished=unfinished)
         failed: list[UpstreamsFailed] = []
-        replies: Sequence[bytes | None] | None = None
         try:
-            while True:
-                command = next(steps) if replies is None else steps.send(replies)
-                if isinstance(command, Ask):
-                    replies = await self._bring(command.needs, deadline, failed)
-                else:
-                    await asyncio.sleep(0)
-                    replies = ()
-        except StopIteration as done:
-            verdict: Verdict = done.value
-            return verdict
+            return await drive(steps, lambda needs: self._bring(needs, deadline, failed))
         except Missing as exc:
             causes = failed[-1].causes if failed else ()
             said = tuple((url, f"{exc}: {reason}") for url, reason in causes) or (("upstreams", str(exc)),)
             raise UpstreamsFailed(said, ede=failed[-1].ede if failed else 22) from exc
-        finally:
-            steps.close()
 
     async def _bring(
         self, needs: tuple[Need, ...], deadline: float, failed: list[UpstreamsFailed]
