@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import struct
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dns.edns
@@ -22,136 +17,9 @@ import dns.message
 import dns.rcode
 import pytest
 
-from config.model import DnsCache, DnsUpstream, Listen, Resolver
-from resolver.io.listen import listen_dns
-from resolver.io.service import ResolverService
-from resolver.io.tls_client import client_context
-from resolver.io.upstream_set import UpstreamSet
 from tests.peers.authority import Authority
-from tests.peers.dns import HOST, Ask, H2Connection, Peer
-
-GOOD = "60 A 198.51.100.1"
-GOOD_IP = ["198.51.100.1"]
-EVIL = "60 A 203.0.113.66"
-KINDS = ["udp", "tcp", "tls", "https", "quic"]
-CLIENTS = ["udp", "tcp", "tls"]
-QUICK_S = 0.5
-
-
-async def good(ask: Ask) -> None:
-    ask.answer(ask.reply(GOOD))
-
-
-def query(name: str, rdtype: str = "A", **kw: Any) -> dns.message.Message:
-    return dns.message.make_query(name, rdtype, **{"use_edns": 0, **kw})
-
-
-@dataclass
-class Stream:
-    """A client's TCP or TLS connection."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    def send(self, *wires: bytes) -> None:
-        self.writer.write(b"".join(struct.pack("!H", len(wire)) + wire for wire in wires))
-
-    async def receive(self, within_s: float = 3.0) -> bytes:
-        async with asyncio.timeout(within_s):
-            (size,) = struct.unpack("!H", await self.reader.readexactly(2))
-            return await self.reader.readexactly(size)
-
-    async def close(self) -> None:
-        self.writer.close()
-        await asyncio.wait([asyncio.ensure_future(self.writer.wait_closed())], timeout=1)
-
-
-class Inbox(asyncio.DatagramProtocol):
-    def __init__(self) -> None:
-        self.got: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def datagram_received(self, data: bytes, addr: Any) -> None:
-        self.got.put_nowait(data)
-
-
-@dataclass
-class Chain:
-    """The resolver under test and its clients."""
-
-    ports: dict[str, int]
-    trust: ssl.SSLContext
-    service: ResolverService
-
-    async def ask(self, asked: dns.message.Message, by: str = "udp", within_s: float = 3.0) -> dns.message.Message:
-        wire = await self.ask_wire(asked.to_wire(), by, within_s)
-        reply = dns.message.from_wire(wire)
-        assert reply.id == asked.id and reply.flags & dns.flags.QR
-        return reply
-
-    async def ask_wire(self, wire: bytes, by: str = "udp", within_s: float = 3.0) -> bytes:
-        if by != "udp":
-            stream = await self.stream(by)
-            stream.send(wire)
-            reply = await stream.receive(within_s)
-            await stream.close()
-            return reply
-        transport, inbox = await self.datagrams()
-        try:
-            transport.sendto(wire)
-            async with asyncio.timeout(within_s):
-                return await inbox.got.get()
-        finally:
-            transport.close()
-
-    async def datagrams(self) -> tuple[asyncio.DatagramTransport, Inbox]:
-        loop = asyncio.get_running_loop()
-        return await loop.create_datagram_endpoint(Inbox, remote_addr=(HOST, self.ports["udp"]))
-
-    async def stream(self, by: str = "tcp") -> Stream:
-        tls = {"ssl": self.trust, "server_hostname": "localhost"} if by == "tls" else {}
-        return Stream(*await asyncio.open_connection(HOST, self.ports[by], **tls))
-
-
-@pytest.fixture
-def chain_of(authority: Authority, tmp_path: Path) -> Any:
-    @asynccontextmanager
-    async def opened(
-        *peers: Peer | DnsUpstream, stale_s: float = 0.0, timeout_s: float = 2.0, **kw: Any
-    ) -> AsyncIterator[Chain]:
-        listens = tuple(Listen(scheme, HOST, 0) for scheme in CLIENTS)
-        cache = DnsCache(serve_stale_s=stale_s, prefetch=False, persist=False)
-        config = Resolver(
-            listen=listens,
-            strategy="failover",
-            bootstrap=(),
-            hosts_files=(),
-            timeout_s=timeout_s,
-            upstreams=tuple(p.upstream if isinstance(p, Peer) else p for p in peers),
-            cache=cache,
-            **kw,
-        )
-        upstreams = UpstreamSet(config)
-        service = ResolverService(config, state_dir=tmp_path, upstreams=upstreams)
-        await service.start()
-        listeners = await listen_dns(listens, service, tls=authority.server_context(["dot"]))
-        ports = {listen.scheme: listen.port for listen in listeners.addresses}
-        try:
-            yield Chain(ports, client_context(authority.ca_file, ["dot"]), service)
-        finally:
-            await listeners.close()
-            await service.close()
-            await upstreams.close()
-
-    return opened
-
-
-def ips(reply: dns.message.Message) -> list[str]:
-    return [r.to_text() for rrset in reply.answer for r in rrset]
-
-
-def ede(reply: dns.message.Message) -> dict[int, str]:
-    return {int(o.code): o.text or "" for o in reply.options if isinstance(o, dns.edns.EDEOption)}
-
+from tests.peers.dns import Ask, H2Connection, Peer
+from tests.resolver.stage import CLIENTS, EVIL, GOOD, GOOD_IP, KINDS, QUICK_S, ede, good, ips, query
 
 # --- D1 --------------------------------------------------------------------------------------------------------------
 
