@@ -8,7 +8,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ class Chain:
     upstreams: UpstreamSet
     doh: DohService
     ca_file: str
+    config: Resolver
 
     async def ask(self, asked: dns.message.Message, by: str = "udp", within_s: float = 3.0) -> dns.message.Message:
         wire = await self.ask_wire(asked.to_wire(), by, within_s)
@@ -126,6 +127,12 @@ class Chain:
         async with doq_client(self.ports["quic"], self.ca_file) as client:
             return wire[:2] + (await client.ask(b"\0\0" + wire[2:], within_s))[2:]
 
+    def reconfigure(self, **changed: Any) -> None:
+        """A reload with other keys of the resolver."""
+        self.config = replace(self.config, **changed)
+        self.upstreams.reconfigure(self.config)
+        self.service.reconfigure(self.config)
+
     async def datagrams(self) -> tuple[asyncio.DatagramTransport, Inbox]:
         loop = asyncio.get_running_loop()
         return await loop.create_datagram_endpoint(Inbox, remote_addr=(HOST, self.ports["udp"]))
@@ -164,7 +171,7 @@ def chains(authority: Authority, folder: Path) -> Any:
         ports["quic"] = doq.address[1]
         try:
             trust = client_context(authority.ca_file, ["dot"])
-            yield Chain(ports, trust, service, upstreams, DohService(service), authority.ca_file)
+            yield Chain(ports, trust, service, upstreams, DohService(service), authority.ca_file, config)
         finally:
             doq.close()
             await listeners.close()
