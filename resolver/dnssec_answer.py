@@ -108,7 +108,9 @@ class _Judgement:
             denied = message.rcode == w.NXDOMAIN or (end, rdtype) not in message.answers
             if end is None:
                 self.parts.append(_Part(Security.BOGUS, self.name, Flaw(BOGUS, "aliases that do not end")))
-            elif denied and not unfinished and message.rcode in (w.NOERROR, w.NXDOMAIN):
+            elif message.rcode not in (w.NOERROR, w.NXDOMAIN):
+                self.parts.append((yield from self._unwritable(end)))
+            elif denied and not unfinished:
                 self.parts.append((yield from self._negative(end)))
         return self._sum()
 
@@ -176,6 +178,16 @@ class _Judgement:
             end = alias.rrset[0].target
         return None
 
+    def _unwritable(self, end: Name) -> Steps[_Part]:
+        """YXDOMAIN stands for a name that a DNAME made too long (RFC 6672 2.2); no other rcode can be proven."""
+        for other in self.message.answers.values():
+            if other.type == w.DNAME and end != other.name and end.is_subdomain(other.name) and _overflows(end, other):
+                return _Part(Security.SECURE, other.name)  # the DNAME itself was judged before
+        part = yield from self._zone(end, self.question.type, None)
+        if part.zone_state is None:
+            return part
+        return _bogus(part, BOGUS, f"rcode {self.message.rcode} for {end}, which nothing proves")
+
     # --- denials ----------------------------------------------------------------------------------------------------
 
     def _negative(self, end: Name) -> Steps[_Part]:
@@ -231,6 +243,11 @@ class _Judgement:
         if signer is not None and state.zone != signer:
             return _Part(Security.BOGUS, signer, Flaw(BOGUS, f"{owner} is signed by {signer}, which is no zone"))
         return _Part(Security.SECURE, state.zone, zone_state=state)
+
+
+def _overflows(name: Name, dname: Signed) -> bool:
+    target = dname.rrset[0].target
+    return len(name.to_wire() or b"") - len(dname.name.to_wire() or b"") + len(target.to_wire() or b"") > w.LONGEST_NAME
 
 
 def _bogus(part: _Part, ede: int, text: str) -> _Part:

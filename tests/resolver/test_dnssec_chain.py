@@ -211,3 +211,41 @@ def test_a_flaw_that_says_more_wins_over_an_unknown_key() -> None:
     signed.signatures = [foreign, *signed.signatures]
     found = verify(signed, keys_of(zone.origin, [zone.dnskey]), time.time(), Budget())
     assert isinstance(found, Flaw) and found.ede == 7
+
+
+@pytest.mark.parametrize("rcode", [6, 2, 9])
+def test_an_rcode_that_nothing_proves_is_bogus_in_a_signed_zone_and_nothing_special_elsewhere(rcode: int) -> None:
+    def judged(name: str) -> Security:
+        verdict = Run().drive(
+            judge(
+                question_for(N(name).to_wire() or b"", 1),
+                N(name),
+                Message(rcode, {}, {}, False),
+                Run().walk(),
+                unfinished=False,
+            )
+        )
+        assert isinstance(verdict, Verdict)
+        return verdict.security
+
+    assert judged("www.good.test.") is Security.BOGUS
+    assert judged("www.plain.test.") is Security.INSECURE
+
+
+def test_a_name_that_a_signed_dname_made_too_long_is_secure_and_a_shorter_one_is_not() -> None:
+    far = ".".join(["b" * 60] * 3)
+    tree = Tree([SignedZone("."), SignedZone("z.", f"tree DNAME {far}.")])
+    trust = Trust({N("."): [tree.by_origin[N(".")].ds()]})
+    dname = read(Run(tree).message(N("tree.z."), 39)).answers[N("tree.z."), 39]
+    for label, expected in (("a" * 63, Security.BOGUS), ("a" * 63 + "." + "a" * 20, Security.SECURE)):
+        name = N(f"{label}.tree.z.")
+        run = Run(tree, trust)
+        steps = judge(
+            question_for(name.to_wire() or b"", 1),
+            name,
+            Message(6, {(dname.name, 39): dname}, {}, False),
+            run.walk(),
+            unfinished=False,
+        )
+        verdict = run.drive(steps)
+        assert isinstance(verdict, Verdict) and verdict.security is expected
