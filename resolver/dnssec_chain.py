@@ -58,6 +58,7 @@ MOST_ZONES = 8192
 LONGEST_S, SHORTEST_S, BOGUS_S = 3600.0, 5.0, 5.0
 """How long a state may be kept: an hour is one more chain an hour, and a DS that was just put right counts soon."""
 MOST_KEYS, MOST_DS = 24, 8
+MOST_RECORDS = 128  # of a reply to a question for keys or DS
 MOST_AHEAD = 6  # DS asked for at once on the way to a known signer
 
 
@@ -154,7 +155,8 @@ class Trust:
         kept = self._kept.get(name)
         if kept is None or kept.until <= now:
             return None
-        self._kept.move_to_end(name)
+        # In place of move_to_end, which fails when another answer's thread dropped the name in this moment.
+        self._kept[name] = self._kept.pop(name, kept)
         return kept
 
     def keep(self, name: Name, state: Kept) -> None:
@@ -217,7 +219,7 @@ class Walk:
             (reply,) = yield Ask((need,))
         if reply is None:
             raise Missing(need)
-        return read(reply)
+        return read(reply, most_records=MOST_RECORDS)
 
     def pause(self) -> Steps[None]:
         if self.budget.since_pause >= MOST_AT_ONCE:

