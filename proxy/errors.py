@@ -83,6 +83,8 @@ def for_abort(abort: Abort, dialect: str, *, edge: str, sent: bool) -> tuple[Res
     status, code = STATUS_OF[stage, abort.cause] if abort.by is not Party.US else (503, "no_edge_available")
     if abort.by is Party.US and abort.cause is Cause.TIMED_OUT:
         status, code = 504, "edge_timeout"
+    if abort.by is Party.CLIENT and abort.cause is Cause.TIMED_OUT:
+        return own_answer(408, abort.detail, code="request_timeout", dialect=dialect)
     where = f"edge {edge}: " if edge else ""
     return own_answer(
         status, f"{where}{abort.detail or code}", code=code, dialect=dialect, should_retry=abort.unprocessed or not sent

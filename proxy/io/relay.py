@@ -379,18 +379,30 @@ class Exchange:
 
     def overdue(self, now: float) -> None:
         """A deadline passed: say whose, and end."""
-        timeouts = self.pool.config.timeouts
+        timeouts, by = self.pool.config.timeouts, Party.CLIENT if self.client_full else Party.EDGE
         if now >= self.total_deadline:
             detail = f"not done within timeouts.total = {timeouts.total_s:g} s"
         elif self.phase is Phase.ANSWERING:
             who = "client took" if self.client_full else "edge sent"
             detail = f"{who} nothing for timeouts.idle = {timeouts.idle_s:g} s"
+        elif self._waits_for_client:
+            # Blamed on the edge, a few stalled uploads would take it out of the pool for everybody.
+            by, detail = (
+                Party.CLIENT,
+                f"no more of the request came within timeouts.first_byte = {timeouts.first_byte_s:g} s",
+            )
         else:
             detail = f"no answer within timeouts.first_byte = {timeouts.first_byte_s:g} s"
-        by = Party.CLIENT if self.client_full else Party.EDGE
         stage = Stage.BODY if self.phase is Phase.ANSWERING else Stage.HEAD
         self.abort = Abort(by, stage, Cause.TIMED_OUT, detail)
         self.step(Event.TIMED_OUT)
+
+    @property
+    def _waits_for_client(self) -> bool:
+        """The rest of the request is due, and nobody but the client holds it up."""
+        asked_to_wait = self.head.expect_continue and not self.bytes_in
+        held_up = self.edge_full or self.held_back or asked_to_wait
+        return self.phase is Phase.ASKED and not (self.client_ended or held_up)
 
     def stop(self, abort: Abort) -> None:
         """The hard stop."""

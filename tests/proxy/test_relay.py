@@ -302,6 +302,33 @@ async def test_no_first_byte_in_time_is_504_and_the_edge_is_cancelled(bench: Ben
     assert leg.words[-1] == "abort"
 
 
+async def test_a_stalled_upload_is_408_and_says_nothing_against_the_edge(bench: Bench) -> None:
+    leg = FakeLeg()
+    bench.ready(leg)
+    bench.begin()
+    bench.client.receiver.on_data(b"part")
+    bench.now += 10.1
+    bench.relay._tick()
+    assert bench.client.only("head").status == 408
+    assert leg.words[-1] == "abort"
+    assert bench.edge().finished == [None]
+    assert bench.records[0].outcome == "client timed out"
+
+
+@pytest.mark.parametrize("why", ["edge reads nothing", "edge owes a 100"])
+async def test_an_upload_that_the_edge_holds_up_is_the_edges_timeout(bench: Bench, why: str) -> None:
+    leg = FakeLeg()
+    bench.ready(leg)
+    bench.begin(expect_continue=why == "edge owes a 100")
+    if why == "edge reads nothing":
+        bench.client.receiver.on_data(b"part")
+        leg.receiver.on_full()
+    bench.now += 10.1
+    bench.relay._tick()
+    assert bench.client.only("head").status == 504
+    assert [abort.by for abort in bench.edge().finished if abort is not None] == [Party.EDGE]
+
+
 async def test_a_silent_stream_is_cut_after_idle_and_not_before(bench: Bench) -> None:
     leg = FakeLeg()
     bench.ready(leg)
