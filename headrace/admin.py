@@ -26,6 +26,7 @@ from proxy.routing import host_of, is_loopback
 FORMAT = 1
 """The "version" field of every JSON answer; it grows when a field changes its meaning or goes."""
 MAX_REQUESTS = 1000
+MAX_QUERY_FIELDS = 16
 GRACE_S = 1.0
 JSON = b"application/json"
 TEXT = b"text/plain; version=0.0.4; charset=utf-8"
@@ -91,7 +92,7 @@ class AdminApp:
     async def _answer(self, scope: Scope) -> dict[str, object] | str:
         headers = {name.lower(): value for name, value in scope["headers"]}
         self._guard(headers, scope)
-        path, query = scope["path"], parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=16)
+        path, query = scope["path"], _query_of(scope)
         if path in POSTS:
             if scope["method"] != "POST":
                 raise Refused(405, f"{path} is a change: use POST")
@@ -121,6 +122,13 @@ class AdminApp:
             raise Refused(401, "a change needs the admin token: Authorization: Bearer TOKEN")
 
 
+def _query_of(scope: Scope) -> Query:
+    try:
+        return parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError as exc:
+        raise Refused(400, f"a query of more than {MAX_QUERY_FIELDS} fields") from exc
+
+
 async def _status(operations: Operations, query: Query) -> dict[str, object]:
     return operations.status()
 
@@ -131,7 +139,8 @@ async def _edges(operations: Operations, query: Query) -> dict[str, object]:
 
 async def _requests(operations: Operations, query: Query) -> dict[str, object]:
     text = query.get("last", ["20"])[-1]
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_REQUESTS:
+    # The length first: int() of thousands of digits is refused by Python itself, with a ValueError.
+    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= MAX_REQUESTS:
         raise Refused(400, f"last must be a number from 1 to {MAX_REQUESTS}")
     return operations.requests(int(text))
 

@@ -201,3 +201,12 @@ async def test_it_closes_with_a_connection_left_open(admin: Served) -> None:
 
 def test_every_page_has_an_answer() -> None:
     assert {"/status", "/edges", "/requests", "/tickets", "/resolver", "/metrics", "/healthz"} <= set(GETS)
+
+
+@pytest.mark.parametrize("query", ["last=" + "9" * 5000, "last=0", "&".join(["a=b"] * 17)])
+async def test_an_odd_query_is_400_and_no_line_in_the_log(
+    admin: Served, query: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, _ = await admin.ask("GET", f"/requests?{query}")
+    assert status == 400
+    assert caplog.records == []
