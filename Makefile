@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-export PYTHONDONTWRITEBYTECODE := 1
 
 .PHONY: demo run test check bench lock clean
 

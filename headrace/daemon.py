@@ -213,6 +213,7 @@ class Daemon:
         # What exists now lives as long as the process: the collector need not walk it again. Exchanges leave no cycles
         # behind, so looking for some every 700 objects (the default) costs a fifth of a small request for nothing.
         gc.freeze()
+        gc.enable()
         gc.set_threshold(20_000, 20, 50)
         self.notifier.ready(f"{len(self.listeners.addresses)} listeners, {len(self.config.pools)} pools")
 
@@ -251,14 +252,14 @@ class Daemon:
             await self._close_one(self.admin.close())
         await self._close_one(self.edges.close())
         await self._close_one(self.resolver.close())
+        if self.shared is not None:
+            await self._close_one(self.shared.close())
         await self._close_one(self.upstreams.close())
         await self._close_one(self.ring.close())
         self._flush()
         state.forget_running(self.config.state_dir)
         self.notifier.close()
         if self._spare is not None:
-        if self.shared is not None:
-            await self._close_one(self.shared.close())
             self._spare.cleanup()
 
     async def _close_one(self, closing: Awaitable[None]) -> None:
@@ -288,14 +289,14 @@ class Daemon:
     def _on_network_changed(self, reason: str) -> None:
         """Whatever was learnt of the old network is void, first for names, then for those who ask for them."""
         self.upstreams.network_changed()
+        if self.shared is not None:
+            self.shared.network_changed()
         self.resolver.network_changed()
         self.edges.network_changed()
 
     def _spawn(self, work: Coroutine[object, object, object], name: str) -> None:
         """A task that `_close` cancels if it is still there."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        if self.shared is not None:
-            self.shared.network_changed()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

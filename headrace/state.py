@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,12 +55,18 @@ def admin_token(state_dir: Path) -> str:
             kept = file.read_text("ascii").strip()
             if len(kept) >= 32:
                 return kept
-        token = secrets.token_urlsafe(32)
+        token = _fresh_token()
         write_private(file, token + "\n")
     except OSError as exc:
         logger.warning("the admin token cannot be kept in %s (%s): changes over the API are off", file, exc.strerror)
-        return secrets.token_urlsafe(32)
+        return _fresh_token()
     return token
+
+
+def _fresh_token() -> str:
+    import secrets  # 4 ms that a later start need not wait for
+
+    return secrets.token_urlsafe(32)
 
 
 def write_running(state_dir: Path, running: Running) -> None:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import exp2
-from statistics import fmean
 from typing import Literal
 
 Strategy = Literal["adaptive", "weighted", "least-requests", "failover", "hash"]
@@ -112,11 +111,12 @@ class Prior:
 
 
 def prior_of(standings: Sequence[Standing]) -> Prior:
+    queues = [s.queue for s in standings if s.queue is not None]
     return Prior(
         OPTIMISM * min((s.ttfb.value for s in standings if s.ttfb.value is not None), default=TTFB_UNKNOWN_S),
         min((s.rtt.value for s in standings if s.rtt.value is not None), default=RTT_UNKNOWN_S),
         min((s.tls.value for s in standings if s.tls.value is not None), default=TLS_UNKNOWN_S),
-        fmean([s.queue for s in standings if s.queue is not None] or [0.0]),
+        sum(queues) / len(queues) if queues else 0.0,
     )
 
 

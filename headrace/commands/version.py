@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import platform
 
 from headrace import exits
 from headrace.console import put, put_json
@@ -11,6 +10,8 @@ from headrace.console import put, put_json
 
 def run(args: argparse.Namespace) -> int:
     if args.json:
+        import platform  # the daemon imports this module for its version alone
+
         put_json({"headrace": own_version(), "python": platform.python_version(), "system": platform.system()})
     else:
         put(f"headrace {own_version()}")

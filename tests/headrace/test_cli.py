@@ -202,3 +202,27 @@ def test_a_light_command_loads_no_resolver() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert "'asyncio'" not in done.stdout
     assert "'dns'" not in done.stdout
+
+
+def test_the_daemon_loads_nothing_that_its_start_can_do_without() -> None:
+    code = "import sys, headrace.daemon; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    spared = {"aioquic", "cryptography", "hypercorn", "http.client", "secrets", "statistics", "platform"}
+    assert spared & set(done.stdout.split()) == set()
+
+
+def test_garbage_is_looked_for_again_once_the_daemon_is_ready(config: Path) -> None:
+    code = f"""
+import gc, os, signal, sys, threading, time
+from headrace import cli
+def watch():
+    while not (gc.get_freeze_count() and gc.isenabled()):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=watch, daemon=True).start()
+sys.exit(cli.main(["run", "--config", {str(config)!r}]))
+"""
+    text = config.read_text().replace("[resolver]", "[proxy]\nlisten = []\n[resolver]\nlisten = []")
+    config.write_text(text)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
