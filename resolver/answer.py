@@ -122,7 +122,7 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layo
         ttl_s = 0
     if negative is None and found.rcode != w.NOERROR:
         ttl_s = 0
-    return Answer(bytes(out), tuple(r.rdata_at - 6 for r in records), ttl_s, found.rcode, denies, unfinished)
+    return Answer(bytes(out), tuple([r.rdata_at - 6 for r in records]), ttl_s, found.rcode, denies, unfinished)
 
 
 def _denial(found: w.Scan) -> w.Record | None:
@@ -171,18 +171,21 @@ def _own_case(out: bytearray, records: Sequence[w.Record], name: bytes) -> None:
 
 def _bound_ttls(out: bytearray, records: Sequence[w.Record], bounds: Bounds, soa: w.Record | None) -> int:
     """Writes each TTL inside the bounds; how long the whole may be kept."""
-    smallest = bounds.max_ttl_s
+    smallest = longest = bounds.max_ttl_s
+    # The floor is for data only: a failure or a denial held up by it would outlive what its zone allows.
+    shortest = bounds.min_ttl_s if soa is None else 0
     for record in records:
         # A TTL with its top bit set is a large one (RFC 8767 4), and unsigned reading makes it so.
-        ttl_s = min(record.ttl_s, bounds.max_ttl_s)
-        if soa is None:
-            # The floor is for data only: a failure or a denial held up by it would outlive what its zone allows.
-            ttl_s = max(ttl_s, bounds.min_ttl_s)
-        elif record is soa:
+        ttl_s = record.ttl_s
+        if record is soa:
             minimum = _TTL.unpack_from(out, record.rdata_at + record.rdata_len - 4)[0]
             ttl_s = min(ttl_s, minimum, bounds.max_negative_ttl_s)
-        _TTL.pack_into(out, record.rdata_at - 6, ttl_s)
-        smallest = min(smallest, ttl_s)
+        if not shortest <= ttl_s <= longest:
+            ttl_s = shortest if ttl_s < shortest else longest
+        if ttl_s != record.ttl_s:
+            _TTL.pack_into(out, record.rdata_at - 6, ttl_s)
+        if ttl_s < smallest:
+            smallest = ttl_s
     return smallest if records else 0
 
 

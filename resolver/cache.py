@@ -128,11 +128,12 @@ class Cache:
 
     def stale(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
         """An expired entry young enough to bridge an outage."""
-        for key in (key_of(question, scope), _denial_key(question, question.name, scope)):
-            entry = self.peek(key)
-            if entry is not None and now < entry.expires_at + self.stale_s:
-                return entry
-        return None
+        oldest = now - self.stale_s
+        entry = self.peek(key_of(question, scope))
+        if entry is not None and entry.expires_at > oldest:
+            return entry
+        entry = self.peek(_denial_key(question, question.name, scope))
+        return entry if entry is not None and entry.expires_at > oldest else None
 
     def hit(self, entry: Entry, now: float) -> bool:
         """Counts one use; true when this hit should refresh the entry: its TTL is nearly over and it was used before."""
@@ -239,6 +240,12 @@ def name_of(key: bytes) -> bytes:
     """The name inside a key."""
     at = _flags_at(key) + 3
     return key[at : w.skip_name(key, at)]
+
+
+def type_of(key: bytes) -> int:
+    """The type inside a key; 0 for a denial."""
+    at = _flags_at(key) + 1
+    return int.from_bytes(key[at : at + 2])
 
 
 def scope_of(key: bytes) -> bytes:

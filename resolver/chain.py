@@ -107,7 +107,7 @@ class Chain:
         if entry is not None and now < entry.recheck_at:
             return self._stale(entry)
         # Another client's verdict: it names nobody, and the question's bytes are replaced on the way out.
-        return self.failures.find(key_of(question, scope), now)
+        return self.failures.find(key_of(question, scope), now) if len(self.failures) else None
 
     def _stale(self, entry: Entry) -> Found:
         assert entry.answer is not None
@@ -133,7 +133,8 @@ class Chain:
         self, question: Question, scope: bytes, answer: Answer, source: str, now: float, *, shared: bool
     ) -> Found:
         """A good answer: kept for those it is good for, and the failures before it forgotten."""
-        self.failures.forget(key_of(question, scope))
+        if len(self.failures):
+            self.failures.forget(key_of(question, scope))
         kept_for = replace(question, ecs=EVERY_SUBNET) if shared else question
         self.cache.put(kept_for, answer, now, scope=scope, source=source)
         return Found(answer, source, options=answer.reason, shared=shared)

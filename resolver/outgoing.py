@@ -11,8 +11,8 @@ other verdict goes on listening.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from resolver import wire as w
 from resolver.errors import Malformed
@@ -27,8 +27,7 @@ _LETTERS = bytes(0x20 if chr(c).isascii() and chr(c).isalpha() else 0 for c in r
 _KEEPALIVE_ASKED = w.option(w.KEEPALIVE, b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """What the caller wants to know. `question` is the section as the caller wrote it, name, type and class."""
 
     id: int

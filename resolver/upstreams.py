@@ -207,6 +207,8 @@ class Group:
     def ranked(self, now: float, draw: float) -> list[str]:
         """All upstreams, best first; those that are down or recovering come last, the one back soonest before others."""
         well = [url for url, standing in self.standings.items() if standing.down_until == 0.0]
+        if len(well) == len(self.standings) == 1:
+            return well
         ill = [url for url, standing in self.standings.items() if standing.down_until != 0.0]
         ill.sort(key=lambda url: self.standings[url].down_until)
         if len(well) > 1:
@@ -241,6 +243,8 @@ class Group:
     def _beside(self, order: list[str], now: float, width: int) -> str | None:
         """An upstream to ask along with the first, for knowledge: one whose backoff is over, or (`fastest`) one that
         was never measured or not within a minute. The first good answer wins, so that no client waits for it."""
+        if len(order) <= width:
+            return None
         if self.standings[order[0]].down_until != 0.0:
             return None
         for url in order[width:]:

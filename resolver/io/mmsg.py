@@ -80,6 +80,7 @@ class Batch:
         self._lengths = memoryview(self._in).cast("B").cast("I")
         self._out_words = memoryview(self._out).cast("B").cast("Q")
         self._out_iov_words = memoryview(self._out_iov).cast("B").cast("Q")
+        self._peers = memoryview(self._names).cast("B")
         self._names_at = ctypes.addressof(self._names)
 
     def _headers(self, buffer: Any, size: int, name_len: int) -> tuple[Any, Any]:
@@ -116,7 +117,7 @@ class Batch:
 
     def peer(self, slot: int) -> tuple[Any, ...]:
         """The address of a slot as the socket module wants it. Valid until `serve` is called again."""
-        name = self._names.raw[slot * NAME_BYTES : (slot + 1) * NAME_BYTES]
+        name = bytes(self._peers[slot * NAME_BYTES : (slot + 1) * NAME_BYTES])
         port = int.from_bytes(name[2:4], "big")
         if self._sock.family == socket.AF_INET:
             return socket.inet_ntop(socket.AF_INET, name[4:8]), port
