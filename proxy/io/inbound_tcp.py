@@ -80,7 +80,11 @@ async def listen_tcp(
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection whose version is not known yet; it hands the transport over and is gone."""
+    """A connection whose version is not known yet; it hands the transport over and is gone.
+
+    A plain one counts as a connection from the start: silent ones are cheap to make, and `max_connections` is for them too.
+    (One that shakes hands over TLS is the loop's until it is done, which bounds it in time.)
+    """
 
     def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], object] | None) -> None:
         self._listen = listen
@@ -96,6 +100,9 @@ class _Arrival(asyncio.Protocol):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = cast("ssl.SSLObject | None", transport.get_extra_info("ssl_object"))
         if tls is None:
+            if not self._service.on_connected(self):
+                self._transport.abort()
+                return
             # h1 is served at once; only a first byte that could begin the preface makes us look again.
             timeout = self._service.limits.header_timeout_s
             self._timer = asyncio.get_running_loop().call_later(timeout, self._transport.close)
@@ -113,15 +120,26 @@ class _Arrival(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._service.on_disconnected(self)
 
     def eof_received(self) -> bool:
         return False
+
+    def drain(self) -> None:
+        """It has asked for nothing, so nothing is lost."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def close_now(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def _hand_over(self, version: str, tls: ssl.SSLObject | None) -> None:
         transport, first = self._transport, self._first
         assert transport is not None
         if self._timer is not None:
             self._timer.cancel()
+            self._service.on_disconnected(self)  # the rim takes its place in the count
         peer = transport.get_extra_info("peername") or ("", 0)
         origin = Origin(
             peer=str(peer[0]),

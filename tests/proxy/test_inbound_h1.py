@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -332,3 +332,32 @@ async def test_a_tunnel_that_ended_on_both_sides_leaves_no_connection() -> None:
         async with asyncio.timeout(3):
             while service.connections:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_says_nothing_counts_as_a_connection() -> None:
+    service = ByHand()
+    async with served(service) as client:
+        await until(lambda: len(service.connections) == 1)
+        client.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        (await service.arrived()).answer()
+        assert b"200" in await client.head()
+        assert len(service.connections) == 1
+        client.writer.close()
+        await until(lambda: not service.connections)
+
+
+async def test_a_client_that_says_nothing_is_closed_when_there_are_too_many_and_when_we_drain() -> None:
+    async with served(ByHand(accept=False)) as client:
+        assert await client.rest() == b""
+    service = ByHand()
+    async with served(service) as client:
+        await until(lambda: len(service.connections) == 1)
+        for connection in list(service.connections):
+            connection.drain()
+        assert await client.rest() == b""
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(3):
+        while not holds():
+            await asyncio.sleep(0.001)

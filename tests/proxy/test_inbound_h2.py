@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,8 +74,11 @@ class Rim:
         self.service, self.port, self.tls_port = service, port, tls_port
         self.clients: list[Client] = []
 
-    async def client(self, hello: bytes = wire.PREFACE + wire.settings({})) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def client(
+        self, hello: bytes = wire.PREFACE + wire.settings({}), *, tls: ssl.SSLContext | None = None
+    ) -> Client:
+        port, name = (self.port, None) if tls is None else (self.tls_port, "localhost")
+        client = Client(*await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=name))
         self.clients.append(client)
         client.say(hello)
         return client
@@ -302,7 +306,7 @@ async def test_a_client_that_ignores_the_drains_ping_is_closed_too(ca: ThrowAway
 
 async def test_a_connection_too_many_is_sent_away(ca: ThrowAwayCa) -> None:
     async with serving(ca, accept=False) as rim:
-        client = await rim.client()
+        client = await rim.client(tls=ca.client_context(["h2"]))
         assert (await client.until("GoAway")).value == Code.NO_ERROR
         await client.closed()
         rim.service.connections.clear()
