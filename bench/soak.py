@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import random
+import re
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ from proxy.waterfall import RequestRecord
 LEAVING = 0.15  # the share of streams whose client leaves at a moment of its own
 KILL_EVERY_S = 5.0
 DEAD_FOR_S = 0.5
+PORT = re.compile(r":\d+(?=:)|, last stream \d+")  # told apart, refusals would not add up
 LEAVE = Abort(Party.US, At.BODY, Cause.CANCELLED, "soak")
 
 
@@ -97,7 +99,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     before: Census | None = None
     after: Census | None = None
-    peak_rss_bytes: int = 0
+    rss_mib: list[int] = field(default_factory=list)
 
     @property
     def left_behind(self) -> dict[str, int]:
@@ -118,7 +120,7 @@ class Report:
             "left_behind": self.left_behind,
             "rss_mib": {
                 "before": self.before.rss_bytes >> 20,
-                "peak": self.peak_rss_bytes >> 20,
+                "at_each_kill": self.rss_mib,
                 "after": self.after.rss_bytes >> 20,
             },
         }
@@ -147,7 +149,8 @@ class Soak:
         slots = [asyncio.create_task(self._slot(PAIRS[i % len(PAIRS)], ends_at)) for i in range(report.streams)]
         await asyncio.gather(killer, *slots)
         await self._rest()
-        self._judge()
+        self._judge(last=True)
+        self._stage.records.clear()
         report.after = await self._count()
         return report
 
@@ -193,7 +196,8 @@ class Soak:
             edge = self._rng.choice(self._stage.edges)
             edge.kill()
             self.report.kills += 1
-            self.report.peak_rss_bytes = max(self.report.peak_rss_bytes, rss_bytes())
+            self._judge()
+            self.report.rss_mib.append(rss_bytes() >> 20)
             await asyncio.sleep(DEAD_FOR_S)
             await edge.start()
 
@@ -211,20 +215,28 @@ class Soak:
             census = take_census(self._stage)
         return census
 
-    def _judge(self) -> None:
-        """Hold every stream's end against its record."""
+    def _judge(self, *, last: bool = False) -> None:
+        """Hold the ends of streams against their records, and forget both: a soak must not grow by itself."""
         records: dict[int, list[RequestRecord]] = {}
         for record in self._stage.records:
             records.setdefault(int(record.path.split("/")[2]), []).append(record)
-        for number, (plan, hearing) in self._fates.items():
-            self.report.endings[hearing.ending] += 1
-            if hearing.ending == "refused" and number in records:
-                self.report.refusals[f"{hearing.status} {records[number][0].detail}"] += 1
-            said = wrong(plan, hearing, records.get(number, []))
-            if said:
-                self.report.wrong.append(f"stream {number} {plan.down}-{plan.up}: {said}")
-        self._stage.records.clear()
-        self._fates.clear()
+        for number, (plan, hearing) in list(self._fates.items()):
+            if hearing.ending and (number in records or last):
+                del self._fates[number]
+                self._judge_one(plan, hearing, records.pop(number, []))
+        self._stage.records[:] = [record for each in records.values() for record in each]
+        if last:
+            self.report.wrong += [
+                f"record without a stream, or a second one: {record}" for record in self._stage.records
+            ]
+
+    def _judge_one(self, plan: Plan, hearing: Hearing, records: list[RequestRecord]) -> None:
+        self.report.endings[hearing.ending] += 1
+        if hearing.ending == "refused" and records:
+            self.report.refusals[f"{hearing.status} {PORT.sub('', records[0].detail)}"] += 1
+        said = wrong(plan, hearing, records)
+        if said:
+            self.report.wrong.append(f"stream {plan.number} {plan.down}-{plan.up}: {said}")
 
 
 def send(plan: Plan, leg: Leg) -> None:
