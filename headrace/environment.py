@@ -7,7 +7,8 @@ goes by these two. Undone after being done, however often, the environment is wh
       eval "$(headrace env)"           headrace env fish | source           headrace env dotenv >> .env
 
 Rules for editing: 1. proxies are in the way of loopback, so NO_PROXY is always merged, in both cases; 2. a variable that
-*replaces* a trust store gets the bundle with the system's roots or nothing; 3. no secret is ever printed.
+*replaces* a trust store gets the bundle with the system's roots or nothing; 3. a trust file of the user's own stays;
+4. no secret is ever printed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from config.model import Config, Listen, Pool
@@ -124,9 +126,13 @@ def _done(config: Config, shell: Shell, environ: Mapping[str, str]) -> str:
     asked = wanted(config)
     lines = [f"# {note}" for note in asked.notes]
     values = dict(asked.values)
-    for name in [name for name in values if _is_theirs(name, values[name], config, environ)]:
-        del values[name]  # it may hold a company's roots, without which nothing else works
-        lines.append(f"# {name} is yours already and is left alone; add {trust.ca_path(config.state_dir)} to it")
+    for name in [name for name in values if name in (*REPLACE_TRUST, *ADD_TRUST)]:
+        theirs = _own_trust(name, values[name], config, environ)
+        if _is_system_roots(theirs) and (bundle := trust.bundle_path(config.state_dir)) is not None:
+            values[name] = str(bundle)
+        elif theirs:
+            del values[name]  # it may hold a company's roots, without which nothing else works
+            lines.append(f"# {name} is yours already and is left alone; add {trust.ca_path(config.state_dir)} to it")
     values |= dict.fromkeys(PROXY_EXCEPTIONS, _merged_exceptions(environ))
     if shell == "dotenv":
         lines += [_assign(shell, name, value) for name, value in values.items()]
@@ -138,11 +144,16 @@ def _done(config: Config, shell: Shell, environ: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_theirs(name: str, value: str, config: Config, environ: Mapping[str, str]) -> bool:
-    """A trust file of the user's own, in a variable that replaces."""
-    theirs = environ.get(name, "")
-    ours = theirs == value or theirs.startswith(str(config.state_dir / "ca")) or name in _names_set(environ)
-    return name in REPLACE_TRUST and bool(theirs) and not ours
+def _own_trust(name: str, value: str, config: Config, environ: Mapping[str, str]) -> str:
+    """The trust file that the user had in the variable before us; "" for none, or one of ours."""
+    theirs = environ.get(OLD + name if name in _names_set(environ) else name, "")
+    return "" if theirs == value or theirs.startswith(str(config.state_dir / "ca")) else theirs
+
+
+def _is_system_roots(path: str) -> bool:
+    """Does it name the file that our bundle begins with? Images and package managers often set it to no effect."""
+    roots = trust.system_roots()
+    return bool(path) and roots is not None and Path(path).resolve() == roots.resolve()
 
 
 def _merged_exceptions(environ: Mapping[str, str]) -> str:

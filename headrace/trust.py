@@ -67,13 +67,20 @@ class Scope:
         networks = {ip_network(address.strip("[]")) for address in literal}
         return cls(tuple(sorted(asked)), tuple(sorted(networks, key=str)))
 
-    def may_vouch_for(self, names: Scope) -> bool:
-        """RFC 5280: a permitted name covers itself and what is below it, a permitted network its addresses."""
-        hosts = all(any(host == own or host.endswith("." + own) for own in self.hosts) for host in names.hosts)
-        return hosts and all(
-            any(one.version == own.version and one.subnet_of(own) for own in self.networks)  # type: ignore[arg-type]
-            for one in names.networks
-        )
+    def __str__(self) -> str:
+        return ", ".join((*self.hosts, *map(_address, self.networks)))
+
+    def outside(self, names: Scope) -> Scope | None:
+        """What of `names` it may not vouch for; None when it may for all.
+
+        RFC 5280: a permitted name covers itself and what is below it, a permitted network its addresses.
+        """
+        hosts = tuple(h for h in names.hosts if not any(h == own or h.endswith("." + own) for own in self.hosts))
+        networks = tuple(network for network in names.networks if not self._covers(network))
+        return Scope(hosts, networks) if hosts or networks else None
+
+    def _covers(self, network: Network) -> bool:
+        return any(network.version == own.version and network.subnet_of(own) for own in self.networks)  # type: ignore[arg-type]
 
 
 LOCAL = Scope(("localhost",), (ip_network("127.0.0.0/8"), ip_network("::1/128")))
@@ -107,7 +114,7 @@ def issue(
         path = _folder(state_dir) / "server.pem"
         if not _still_good(path, names, authority, now):
             _write_leaf(path, names, authority, now)
-            logger.info("issued a certificate for %s", ", ".join((*names.hosts, *map(_address, names.networks))))
+            logger.info("issued a certificate for %s", names)
     return path, path
 
 
@@ -138,8 +145,8 @@ def _authority(state_dir: Path, names: Scope, now: datetime) -> _Authority:
     kept = _read_authority(state_dir)
     if kept is None:
         return _make_authority(state_dir, names, now)
-    if not _scope_of(kept.certificate).may_vouch_for(names):
-        logger.warning("a new local CA is made, for the old one may not vouch for %s", ", ".join(names.hosts))
+    if (outside := _scope_of(kept.certificate).outside(names)) is not None:
+        logger.warning("a new local CA is made, for the old one may not vouch for %s", outside)
     elif kept.certificate.not_valid_after_utc - now < LEAF_LIFE:
         logger.warning(
             "a new local CA is made, for the old one ends on %s", kept.certificate.not_valid_after_utc.date()
@@ -203,9 +210,8 @@ def _write_authority(state_dir: Path, made: _Authority) -> None:
 
 def _narrowest(names: Scope) -> Scope:
     """localhost and loopback, and of `names` what these do not cover."""
-    hosts = (host for host in names.hosts if not LOCAL.may_vouch_for(Scope((host,), ())))
-    networks = (network for network in names.networks if not LOCAL.may_vouch_for(Scope((), (network,))))
-    return Scope((*LOCAL.hosts, *hosts), (*LOCAL.networks, *networks))
+    outside = LOCAL.outside(names) or Scope((), ())
+    return Scope((*LOCAL.hosts, *outside.hosts), (*LOCAL.networks, *outside.networks))
 
 
 def _scope_of(certificate: x509.Certificate) -> Scope:

@@ -100,12 +100,28 @@ def test_trust_is_left_alone_where_nothing_has_to_be_trusted(tmp_path: Path, why
     assert "CERT" not in "".join(line for line in said.splitlines() if line.startswith("export"))
 
 
-def test_users_own_trust_file_is_left_alone_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"])
+def test_users_own_trust_file_is_left_alone_and_named(tmp_path: Path, name: str) -> None:
     trust.ensure_ca(tmp_path)
-    before = PATH | {"SSL_CERT_FILE": "/etc/corp.pem"}
+    before = PATH | {name: "/etc/corp.pem"}
     said = render(config(tmp_path, HTTPS), "bash", before, undo=False)
-    assert bash(said, before)["SSL_CERT_FILE"] == "/etc/corp.pem"
-    assert "SSL_CERT_FILE is yours already" in said
+    assert bash(said, before)[name] == "/etc/corp.pem"
+    assert f"{name} is yours already" in said
+
+
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"])
+def test_a_variable_that_names_the_systems_roots_gets_them_and_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "roots.pem").write_text("the system's roots\n")
+    monkeypatch.setattr(trust, "system_roots", lambda: tmp_path / "roots.pem")
+    trust.ensure_ca(tmp_path)
+    before = PATH | {name: f"{tmp_path}/./roots.pem"}
+    asked = config(tmp_path, HTTPS)
+    once = bash(render(asked, "bash", before, undo=False), before)
+    assert once[name] == str(tmp_path / "ca" / "bundle.pem")
+    assert bash(render(asked, "bash", once, undo=False), once) == once
+    assert bash(render(asked, "bash", once, undo=True), once) == before
 
 
 def test_proxy_exceptions_of_both_cases_are_merged_in_the_users_order(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_name_outside_the_constraints_makes_a_ca_that_may_vouch_for_it(
     ca = trust.ensure_ca(tmp_path)
     before = ca.read_bytes()
     cert, _ = trust.issue(tmp_path, [*HOSTS, "llm.corp.example"], [*ADDRESSES, "192.0.2.7"])
-    assert ca.read_bytes() != before and "may not vouch for" in caplog.text
+    assert ca.read_bytes() != before and "may not vouch for llm.corp.example, 192.0.2.7\n" in caplog.text
     assert openssl("verify", "-CAfile", ca, "-verify_hostname", "llm.corp.example", cert).returncode == 0
     assert openssl("verify", "-CAfile", ca, "-verify_ip", "192.0.2.7", cert).returncode == 0
     kept = ca.read_bytes()
@@ -196,9 +196,10 @@ def test_quic_takes_the_same_file(tmp_path: Path) -> None:
 
 
 def test_scope_covers_names_below_and_addresses_inside() -> None:
-    assert LOCAL.may_vouch_for(Scope.of(["a.localhost", "[::1]"], ["127.9.9.9"]))
-    assert not LOCAL.may_vouch_for(Scope.of(["notlocalhost"], []))
-    assert not LOCAL.may_vouch_for(Scope.of([], ["10.0.0.1"]))
+    assert LOCAL.outside(Scope.of(["a.localhost", "[::1]"], ["127.9.9.9"])) is None
+    assert (
+        str(LOCAL.outside(Scope.of(["a.localhost", "notlocalhost"], ["10.0.0.1", "::1"]))) == "notlocalhost, 10.0.0.1"
+    )
     assert Scope.of(["Bücher.localhost", "127.0.0.1"], []) == Scope.of(["xn--bcher-kva.localhost"], ["127.0.0.1"])
 
 
