@@ -106,8 +106,8 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layo
     # What follows OPT goes: taking OPT out would move it, and additional records are a courtesy.
     records = found.records[: found.opt_index] if found.opt else found.records
     end = _chain_end(wire, found, question)
-    has_data = _has(wire, found, end, question)
-    negative = None if has_data and found.rcode == w.NOERROR else _denial(found)
+    has_data, rcode = _has(wire, found, end, question), found.rcode
+    negative = None if has_data and rcode == w.NOERROR else _denial(found)
     out = bytearray(wire[: found.opt.start if found.opt else found.end])
     flags = w.QR | w.RA | found.flags & 15 | (found.flags & w.AD if trusted else 0)
     extra = len(records) - found.answers - found.authorities
@@ -115,14 +115,14 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layo
     out[w.HEADER : w.HEADER + len(question.name)] = question.name
     _own_case(out, records, question.name)
     ttl_s = _bound_ttls(out, records, bounds, negative)
-    denies = found.rcode == w.NXDOMAIN and end == question.name
-    unfinished = end if negative is None and found.rcode == w.NOERROR and not has_data else b""
+    denies = rcode == w.NXDOMAIN and end == question.name
+    unfinished = end if negative is None and rcode == w.NOERROR and not has_data else b""
     if unfinished == question.name:
         unfinished = b""  # neither data nor SOA: nothing to ask for and, by RFC 2308 5, nothing to keep
         ttl_s = 0
-    if negative is None and found.rcode != w.NOERROR:
+    if negative is None and rcode != w.NOERROR:
         ttl_s = 0
-    return Answer(bytes(out), tuple([r.rdata_at - 6 for r in records]), ttl_s, found.rcode, denies, unfinished)
+    return Answer(bytes(out), tuple([r.rdata_at - 6 for r in records]), ttl_s, rcode, denies, unfinished)
 
 
 def _denial(found: w.Scan) -> w.Record | None:

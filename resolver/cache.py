@@ -58,19 +58,26 @@ class Entry:
 
 def key_of(question: Question, scope: bytes = b"") -> bytes:
     """Scope, DO, CD and proven, type, name, subnet. The first byte tells a scope (a label's length) from the flags."""
-    section = question.section
-    return (
-        scope
-        + _FLAGS[question.do | question.flags >> 3 & 2 | question.proven << 2]
-        + section[-4:-2]
-        + question.name
-        + question.ecs
-    )
+    keys = question.keys
+    if keys is None or keys[0] != scope:
+        keys = _keys(question, scope)
+    return keys[1]
 
 
 def _denials_of(question: Question, scope: bytes) -> bytes:
     """How the key of every denial begins that this question may use; the denied name follows."""
-    return scope + _FLAGS[question.do | question.flags >> 3 & 2 | question.proven << 2] + _NO_TYPE
+    keys = question.keys
+    if keys is None or keys[0] != scope:
+        keys = _keys(question, scope)
+    return keys[2]
+
+
+def _keys(question: Question, scope: bytes) -> tuple[bytes, bytes, bytes]:
+    """Made once for a question, which is looked for up to seven times on its way through a miss."""
+    begin = scope + _FLAGS[question.do | question.flags >> 3 & 2 | question.proven << 2]
+    key = begin + question.section[-4:-2] + question.name + question.ecs
+    question.keys = keys = (scope, key, begin + _NO_TYPE)
+    return keys
 
 
 def _denial_key(question: Question, name: bytes, scope: bytes) -> bytes:

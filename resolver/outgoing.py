@@ -135,9 +135,12 @@ def unwillingness(reply: bytes, found: w.Scan) -> str:
     """Why this reply is a reason to ask somebody else ("" when it is an answer), with the peer's own EDE text."""
     if found.flags & w.TC:
         return "truncated where there is room"  # over UDP, where there is none, TC leads to TCP and never here
-    word = _UNWILLING.get(found.rcode, "")
+    rcode = found.rcode
+    if rcode == w.NOERROR or rcode == w.NXDOMAIN:
+        return ""
+    word = _UNWILLING.get(rcode, "")
     if not word:
-        return "BADVERS to EDNS version 0" if found.rcode == w.BADVERS else ""
+        return "BADVERS to EDNS version 0" if rcode == w.BADVERS else ""
     try:
         told = [value for code, value in w.options(found.opt.options) if code == w.EDE] if found.opt else []
     except Malformed:

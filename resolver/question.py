@@ -16,7 +16,7 @@ whoever sends it and must be nearly free for us.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from resolver import wire as w
 from resolver.errors import Malformed
@@ -52,6 +52,8 @@ class Question:
     keepalive: bool = False
     proven: bool = False  # DNSSEC is validated here: such answers are kept apart from those taken on trust
     repeatable: bool = True  # the same bytes will come again: no option that differs each time (cookies)
+    keys: tuple[bytes, bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
+    """The cache's own, made at the first look: no other field may change after it. A copy (`replace`) starts without."""
 
     @property
     def cd(self) -> bool:
