@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-NAMES = ("dns", "http", "streams", "tls", "quic", "soak", "smuggling")
+NAMES = ("dns", "http", "streams", "tls", "quic", "startup", "soak", "smuggling")
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""TLS and HTTP/2 through headrace beside nginx: small requests, downloads, handshakes, idle connections, and the start.
+"""TLS and HTTP/2 through headrace beside nginx: small requests, downloads, handshakes, and idle connections.
 
 All figures are for the proxy's own CPU-seconds or memory; clients are h2load and Python's ssl. P-256 certificate, TLS 1.3.
 """
@@ -13,7 +13,6 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -124,19 +123,6 @@ def idle(server: Server, port: int, context: ssl.SSLContext | None) -> float:
     return max(grown, 1) / IDLE
 
 
-def start_ms(upstream: int, ca: ThrowAwayCa) -> float:
-    """From exec to the first answered request."""
-    with Server("start") as server:
-        tls, plain = free_port(), free_port()
-        file = headrace_config(server, upstream, tls, plain, ca)
-        began = time.perf_counter()
-        server.start([sys.executable, "-m", "headrace", "run", "--config", file], plain)
-        with closing(socket.create_connection(("127.0.0.1", plain))) as raw:
-            raw.sendall(f"GET {SMALL} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            raw.recv(4096)
-        return (time.perf_counter() - began) * 1000
-
-
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench tls", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -154,7 +140,6 @@ def main(argv: list[str]) -> int:
         "idle": Figures("idle connection, plain", "bytes of memory", "nginx"),
         "idle_tls": Figures("idle connection, TLS", "bytes of memory", "nginx"),
     }
-    start = Figures("start to first served request", "ms", "headrace")
     with ExitStack() as stack:
         ca = issue(Path(stack.enter_context(tempfile.TemporaryDirectory())), ["localhost", "127.0.0.1"])
         context = ca.client_context(["http/1.1"])
@@ -179,9 +164,7 @@ def main(argv: list[str]) -> int:
             if len(rows["idle"].values.get(name, [])) == 0:  # memory grows once: the first round is the figure
                 rows["idle"].add(name, idle(server, plain, None))
                 rows["idle_tls"].add(name, idle(server, tls, context))
-            if name == "headrace":
-                start.add(name, start_ms(upstream, ca))
 
         take_turns(options.rounds, {name: (lambda name=name: turn(name)) for name in proxies})  # type: ignore[misc]
-    record("tls", [*rows.values(), start], ["one process each; requests reach the same HTTP/1.1 origin"])
+    record("tls", rows.values(), ["one process each; requests reach the same HTTP/1.1 origin"])
     return 0

@@ -1,0 +1,93 @@
+"""From exec to the first answer: every listener, the local CA kept from an earlier start, bytecode compiled as an install does.
+
+The edge refuses, so the answer is our own 502 after a real dial. The peer is the interpreter with asyncio, ssl and argparse
+loaded and nothing done: what no program of this language can go below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+from bench.measure import Figures, free_port, record, take_turns
+
+POLL_S = 0.001
+WITHIN_S = 20.0
+BARE = [sys.executable, "-c", "import asyncio, ssl, argparse"]
+ASK = b"GET /bench/x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def config(folder: Path) -> tuple[Path, int]:
+    """A file with fresh ports over a `state_dir` that stays; and the port of the plain listener."""
+    plain, tls, dns, dot, admin, nobody = (free_port() for _ in range(6))
+    file = folder / "headrace.toml"
+    file.write_text(
+        f'state_dir = "{folder}/state"\nlog = {{ level = "error" }}\n[admin]\nlisten = "http://127.0.0.1:{admin}"\n'
+        f'[resolver]\nlisten = ["udp://127.0.0.1:{dns}", "tcp://127.0.0.1:{dns}", "tls://127.0.0.1:{dot}"]\n'
+        f'[proxy]\nlisten = ["http://127.0.0.1:{plain}", "https://127.0.0.1:{tls}", "h3://127.0.0.1:{tls}"]\n'
+        f'[[pool]]\nname = "bench"\npath = "/bench"\n[[pool.edge]]\nid = "e"\nurl = "http://127.0.0.1:{nobody}"\n'
+    )
+    return file, plain
+
+
+def first_answer_s(folder: Path) -> float:
+    """One start. Raises RuntimeError when nothing answers in time, or something else than the expected 502."""
+    file, port = config(folder)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "run", "--config", str(file)],
+        env={**environ, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")},
+    )
+    try:
+        with closing(_connected(port, began + WITHIN_S)) as raw:
+            raw.sendall(ASK)
+            status = raw.recv(64).split()[1]
+            took_s = time.perf_counter() - began
+    finally:
+        process.terminate()
+        process.wait()
+    if status != b"502":
+        raise RuntimeError(f"the first answer was {status!r}, not 502")
+    return took_s
+
+
+def _connected(port: int, deadline: float) -> socket.socket:
+    while time.perf_counter() < deadline:
+        try:
+            return socket.create_connection(("127.0.0.1", port), WITHIN_S)
+        except ConnectionRefusedError:
+            time.sleep(POLL_S)
+    raise RuntimeError(f"nothing listens on {port} after {WITHIN_S:g} s")
+
+
+def bare_s() -> float:
+    began = time.perf_counter()
+    subprocess.run(BARE, check=True)
+    return time.perf_counter() - began
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench startup", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args(argv)
+    starts = Figures("exec to first answer", "ms", "bare interpreter")
+    with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
+        first_answer_s(Path(folder))  # makes the CA and the bytecode
+        take_turns(
+            options.rounds,
+            {
+                "headrace": lambda: starts.add("headrace", first_answer_s(Path(folder)) * 1000),
+                "bare": lambda: starts.add("bare interpreter", bare_s() * 1000),
+            },
+        )
+    fastest = {name: round(min(values)) for name, values in starts.values.items()}
+    record("startup", [starts], [f"fastest: {name} {ms} ms" for name, ms in fastest.items()])
+    return 0
