@@ -120,6 +120,7 @@ class Resolver:
     rebind_protection: bool = True
     ecs: Literal["strip", "pass"] = "strip"
     rate_limit_per_s: int = 0
+    query_log: Literal["off", "domains", "names"] = "off"
     upstreams: tuple[DnsUpstream, ...] = ()
     zones: tuple[Zone, ...] = ()
     records: tuple[Record, ...] = ()

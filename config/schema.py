@@ -144,6 +144,7 @@ RESOLVER = Table(
         Key("rebind_protection", Flag()),
         Key("ecs", Choice(("strip", "pass"))),
         Key("rate_limit", Number(0, 1_000_000), ("rate_limit_per_s",)),
+        Key("query_log", Choice(("off", "domains", "names"))),
         Key("upstream", Tables(UPSTREAM, most=64), ("upstreams",)),
         Key("zone", Tables(ZONE), ("zones",)),
         Key("record", Tables(RECORD, most=65_536), ("records",)),

@@ -26,6 +26,8 @@ from proxy.routing import host_of, is_loopback
 FORMAT = 1
 """The "version" field of every JSON answer; it grows when a field changes its meaning or goes."""
 MAX_REQUESTS = 1000
+MAX_ENTRIES = 5000
+"""Cache entries in one answer: about 50 ms of work between which nothing else is served."""
 MAX_QUERY_FIELDS = 16
 GRACE_S = 1.0
 JSON = b"application/json"
@@ -58,7 +60,9 @@ class Operations(Protocol):
     def metrics(self) -> str: ...
     async def rotate_tickets(self) -> dict[str, object]: ...
     def flush_resolver(self, name: str | None) -> dict[str, object]: ...
-    async def query(self, name: str, rdtype: str) -> dict[str, object]: ...
+    async def query(self, name: str, rdtype: str, *, explained: bool = False) -> dict[str, object]: ...
+    def cache(self) -> dict[str, object]: ...
+    def cache_entries(self, below: str, limit: int) -> dict[str, object]: ...
     async def reload(self) -> dict[str, object]: ...
 
 
@@ -157,7 +161,18 @@ async def _query(operations: Operations, query: Query) -> dict[str, object]:
     name, rdtype = query.get("name", [""])[-1], query.get("type", ["A"])[-1]
     if not name:
         raise Refused(400, "name is missing")
-    return await operations.query(name, rdtype)
+    return await operations.query(name, rdtype, explained=query.get("explain", ["0"])[-1] == "1")
+
+
+async def _cache(operations: Operations, query: Query) -> dict[str, object]:
+    return operations.cache()
+
+
+async def _cache_entries(operations: Operations, query: Query) -> dict[str, object]:
+    text = query.get("limit", ["1000"])[-1]
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_ENTRIES:
+        raise Refused(400, f"limit must be a number from 1 to {MAX_ENTRIES}")
+    return operations.cache_entries(query.get("below", [""])[-1], int(text))
 
 
 async def _metrics(operations: Operations, query: Query) -> str:
@@ -188,6 +203,8 @@ GETS: dict[str, Callable[[Operations, Query], Awaitable[dict[str, object] | str]
     "/tickets": _tickets,
     "/resolver": _resolver,
     "/resolver/query": _query,
+    "/resolver/cache": _cache,
+    "/resolver/cache/entries": _cache_entries,
     "/metrics": _metrics,
     "/healthz": _healthz,
 }

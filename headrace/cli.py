@@ -130,9 +130,16 @@ def _add_looking(commands: _Commands) -> None:
         lookup = _command(commands, name, text, json=True)
         lookup.add_argument("name", help="the domain name")
         lookup.add_argument("type", nargs="?", default="A", help="the record type (default: A)")
-        if name == "trace":
+        if name == "query":
+            lookup.add_argument("--explain", action="store_true", help="say what each step of the way decided")
+        else:
             lookup.add_argument("--root", metavar="ADDRESS", help="begin at this server instead of the root servers")
             lookup.add_argument("--port", type=int, default=53, help="the port of all servers on the way (default: 53)")
+    cache = _command(commands, "cache", "show what the DNS cache is good for and holds, or make it forget", json=True)
+    cache.add_argument("action", nargs="?", choices=("stats", "dump", "flush"), default="stats")
+    cache.add_argument("name", nargs="?", help="dump, flush: this name and all below it")
+    cache.add_argument("--all", action="store_true", help="flush: everything")
+    cache.add_argument("--limit", type=int, default=1000, metavar="N", help="dump: at most N entries (default: 1000)")
     edges = _command(commands, "edges", "show each edge: protocol, RTT, load, weight, state and why", json=True)
     edges.add_argument(
         "--watch", nargs="?", const=2.0, type=_seconds, metavar="SECONDS", help="show it again every 2 (or SECONDS) s"

@@ -6,11 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.admin import Refused
 from headrace.commands.version import own_version
+from headrace.resolver_metrics import resolver_lines
 from headrace.telemetry import gauges, record_fields
+from resolver.io.inspection import Explained, cache_entries, explain_answer
 from resolver.io.lookup import Resolved
 
 if TYPE_CHECKING:
@@ -72,13 +75,29 @@ class DaemonOperations:
         except ValueError as exc:
             raise Refused(400, str(exc)) from exc
 
-    async def query(self, name: str, rdtype: str) -> dict[str, object]:
+    async def query(self, name: str, rdtype: str, *, explained: bool = False) -> dict[str, object]:
         if len(name) > MAX_NAME or len(rdtype) > 16:
             raise Refused(400, f"a name has at most {MAX_NAME} characters")
         try:
+            if explained:
+                return explained_fields(name, rdtype, await explain_answer(self._daemon.resolver, name, rdtype))
             return resolved_fields(name, rdtype, await self._daemon.resolver.resolve(name, rdtype))
         except ValueError as exc:
             raise Refused(400, str(exc)) from exc
+
+    def cache(self) -> dict[str, object]:
+        cache, stats = self._daemon.config.resolver.cache, self._daemon.resolver.stats()
+        shared = self._daemon.shared.stats() if self._daemon.shared else None
+        bounds = {"entries": cache.entries, "bytes": cache.size_bytes}
+        return {"counts": stats, "bounds": bounds, "shared_cache": shared}
+
+    def cache_entries(self, below: str, limit: int) -> dict[str, object]:
+        resolver = self._daemon.resolver
+        try:
+            found = list(islice(cache_entries(resolver.chain.cache, resolver.now(), below), limit + 1))
+        except ValueError as exc:
+            raise Refused(400, str(exc)) from exc
+        return {"entries": found[:limit], "more": len(found) > limit}
 
     async def reload(self) -> dict[str, object]:
         return asdict(await self._daemon.reload())
@@ -105,12 +124,31 @@ class DaemonOperations:
             "counter",
             [((("resumed", "no"),), tickets.full), ((("resumed", "yes"),), tickets.resumed)],
         )
+        yield from resolver_lines(daemon.resolver, daemon.upstreams, daemon.shared)
         for name, value in daemon.resolver.stats().items():
             yield from gauges(f"headrace_resolver_{name}", "gauge", [((), float(value))])
         yield from gauges("headrace_active_requests", "gauge", [((), daemon.gateway.active)])
         yield from gauges("headrace_connections", "gauge", [((), daemon.gateway.connections)])
         yield from gauges("headrace_log_lines_dropped_total", "counter", [((), daemon.log_lines_dropped)])
         yield from gauges("headrace_start_time_seconds", "gauge", [((), daemon.started_at)])
+
+
+def explained_fields(name: str, rdtype: str, explained: Explained) -> dict[str, object]:
+    """`resolved_fields`, with the steps of the chain and the upstreams that were asked, times from the first of them."""
+    begin = explained.attempts[0].asked_at if explained.attempts else 0.0
+    return {
+        **resolved_fields(name, rdtype, explained.resolved),
+        "steps": [step._asdict() for step in explained.steps],
+        "attempts": [
+            {
+                "upstream": attempt.upstream,
+                "after_s": round(attempt.asked_at - begin, 6),
+                "took_s": round(attempt.took_s, 6) if attempt.said else None,
+                "said": attempt.said or "not heard yet",
+            }
+            for attempt in explained.attempts
+        ],
+    }
 
 
 def resolved_fields(name: str, rdtype: str, resolved: Resolved) -> dict[str, object]:

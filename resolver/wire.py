@@ -249,5 +249,12 @@ def type_from_text(text: str) -> int:
     raise ValueError(f"unknown record type {text!r}")
 
 
+RCODES = dict(enumerate("NOERROR FORMERR SERVFAIL NXDOMAIN NOTIMP REFUSED YXDOMAIN YXRRSET NXRRSET NOTAUTH".split()))
+
+
+def rcode_to_text(number: int) -> str:
+    return RCODES.get(number, f"RCODE{number}")
+
+
 def type_to_text(number: int) -> str:
     return _TYPE_NAMES.get(number, f"TYPE{number}")

@@ -39,6 +39,7 @@ class UdpListener:
         self.listen = listen
         self._sock = sock
         self._service = service
+        self._replies = service.counter("udp")
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._on_readable)
 
@@ -56,6 +57,7 @@ class UdpListener:
             if isinstance(reply, Wanted):
                 self._service.wait(reply, partial(self._answer, peer))
             elif reply:
+                self._note(reply, peer[0])
                 try:
                     send(reply, peer)
                 except OSError:
@@ -67,7 +69,14 @@ class UdpListener:
             return self._service.refuse_rate(wire)
         return self._service.look(wire, DATAGRAM_LIMIT)
 
-    def _answer(self, peer: tuple[Any, ...], reply: bytes, _source: str) -> None:
+    def _note(self, reply: bytes, host: str, source: str = "") -> None:
+        self._replies[reply[3] & 15] += 1
+        if self._service.query_log is not None:
+            self._service.query_log("udp", host, reply, source)
+
+    def _answer(self, peer: tuple[Any, ...], reply: bytes, source: str) -> None:
+        if reply:
+            self._note(reply, peer[0], source)
         self._send_late(partial(self._sock.sendto, reply, peer), reply)
 
     def _send_late(self, send: Callable[[], int], reply: bytes) -> None:
@@ -101,6 +110,10 @@ class BatchedUdpListener(UdpListener):
         else:
             reply = self._known(wire, self._batch.peer(slot)[0])
         if isinstance(reply, bytes):
+            if reply:
+                self._replies[reply[3] & 15] += 1
+                if service.query_log is not None:
+                    service.query_log("udp", self._batch.peer(slot)[0], reply)
             return reply
         service.wait(reply, partial(self._answer, self._batch.peer(slot)))
         return None
@@ -134,7 +147,9 @@ class EveryAddressUdpListener(UdpListener):
             else:
                 self._answer_from(source, peer, reply, "")
 
-    def _answer_from(self, source: list[Ancillary], peer: tuple[Any, ...], reply: bytes, _source: str) -> None:
+    def _answer_from(self, source: list[Ancillary], peer: tuple[Any, ...], reply: bytes, came_from: str) -> None:
+        if reply:
+            self._note(reply, peer[0], came_from)
         self._send_late(partial(self._sock.sendmsg, [reply], source, 0, peer), reply)
 
 

@@ -53,9 +53,16 @@ class DohService:
             return
         reply = self._service.look(query, STREAM_LIMIT, sealed=True)
         if isinstance(reply, bytes):
-            done(_answered(reply))
+            done(self._answered(reply, ""))
         else:
-            self._service.wait(reply, lambda message, _: done(_answered(message)))
+            self._service.wait(reply, lambda message, source: done(self._answered(message, source)))
+
+    def _answered(self, message: bytes, source: str) -> DohReply:
+        if message:
+            self._service.counter("https")[message[3] & 15] += 1
+            if self._service.query_log is not None:
+                self._service.query_log("https", "", message, source)  # the rims keep their clients' addresses
+        return _answered(message)
 
     def _query(self, method: bytes, target: bytes, content_type: bytes | None, body: bytes) -> bytes | DohReply:
         path, _, parameters = target.partition(b"?")

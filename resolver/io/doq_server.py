@@ -266,11 +266,14 @@ class DoqConnection:
         else:
             self._answer(stream_id, reply, "")
 
-    def _answer(self, stream_id: int, reply: bytes, _source: str) -> None:
+    def _answer(self, stream_id: int, reply: bytes, source: str) -> None:
         stream = self._streams.get(stream_id)
         if stream is None or self.quic.ending:
             return
         if reply:
+            self._service.counter("quic")[reply[3] & 15] += 1
+            if self._service.query_log is not None:
+                self._service.query_log("quic", self._host, reply, source)
             self.quic.send_stream_data(stream_id, len(reply).to_bytes(2) + reply, end_stream=True)
         else:
             self.quic.reset_stream(stream_id, INTERNAL_ERROR)

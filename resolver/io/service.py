@@ -35,6 +35,7 @@ from resolver.io.clock import now as boottime
 from resolver.io.fetch import ContentRefused, Fetched, Fetcher, UpstreamReply, Upstreams, question_for
 from resolver.io.flights import Flight, Flights
 from resolver.io.lookup import Resolved, dial_endpoints, read_reply
+from resolver.io.query_log import QueryLog
 from resolver.io.saved_cache import SLICE, SavedCache
 from resolver.memos import Memos
 from resolver.question import SILENCE, Question, parse, refuse
@@ -98,6 +99,8 @@ class ResolverService:
         self._hosts_stamps: tuple[tuple[int, int], ...] = ()
         self._queries = self._memo_hits = self._fetches = 0
         self._designated: tuple[Rr, ...] = ()
+        self.replies: dict[str, list[int]] = {}
+        self.query_log: QueryLog | None = None
         self._validator: Validator | None = None
         self._apply(config)
 
@@ -146,6 +149,7 @@ class ResolverService:
             self._chain.blocklist,
             self._validating(config),
         )
+        self.query_log = QueryLog(config.query_log) if config.query_log != "off" else None
         self.rate_limit = RateLimit(config.rate_limit_per_s) if config.rate_limit_per_s else None
         self._forget_memos()
         self._chain.failures.forget()
@@ -475,6 +479,15 @@ class ResolverService:
         return self._clock()
 
     def flush(self, name: str | None = None) -> int:
+    @property
+    def chain(self) -> Chain:
+        """For those who look into it (`inspection.py`); they change nothing."""
+        return self._chain
+
+    def counter(self, transport: str) -> list[int]:
+        """Replies over a transport by the lower four bits of their rcode: a listener adds to it, metrics read it."""
+        return self.replies.setdefault(transport, [0] * 16)
+
         """Forgets everything, or a name and all below it; how many answers that were. Raises ValueError for no name."""
         self._forget_memos()
         self._chain.failures.forget()

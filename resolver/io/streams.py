@@ -29,6 +29,7 @@ class StreamConnection(asyncio.Protocol):
         self._service = service
         self._idle_s = idle_s
         self._sealed = sealed
+        self._replies = service.counter("tls" if sealed else "tcp")
         self._open = open_ones
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
@@ -109,13 +110,19 @@ class StreamConnection(asyncio.Protocol):
             self._pending += 1
             self._service.wait(reply, self._answer)
         elif reply:
-            self._out.append(reply)
+            self._give(reply, "")
 
-    def _answer(self, reply: bytes, _source: str) -> None:
+    def _give(self, reply: bytes, source: str) -> None:
+        self._out.append(reply)
+        self._replies[reply[3] & 15] += 1
+        if self._service.query_log is not None:
+            self._service.query_log("tls" if self._sealed else "tcp", self._peer, reply, source)
+
+    def _answer(self, reply: bytes, source: str) -> None:
         self._pending -= 1
         self._last = self._loop.time()
         if reply:
-            self._out.append(reply)
+            self._give(reply, source)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._on_turn_end)

@@ -49,8 +49,14 @@ class FakeDaemon:
         self.asked.append(f"flush {name}")
         return {"flushed": 0}
 
-    async def query(self, name: str, rdtype: str) -> dict[str, object]:
-        return {"name": name, "type": rdtype}
+    async def query(self, name: str, rdtype: str, *, explained: bool = False) -> dict[str, object]:
+        return {"name": name, "type": rdtype, "explained": explained}
+
+    def cache(self) -> dict[str, object]:
+        return {"counts": {}}
+
+    def cache_entries(self, below: str, limit: int) -> dict[str, object]:
+        return {"entries": [], "below": below, "limit": limit}
 
     async def reload(self) -> dict[str, object]:
         self.asked.append("reload")
@@ -93,6 +99,9 @@ async def test_reading_needs_no_token_and_is_versioned(admin: Served) -> None:
     assert await admin.ask("GET", "/status") == (200, {"version": 1, "page": "status"})
     assert await admin.ask("GET", "/requests?last=7") == (200, {"version": 1, "last": 7})
     assert (await admin.ask("GET", "/resolver/query?name=a.test&type=HTTPS"))[1]["type"] == "HTTPS"
+    assert (await admin.ask("GET", "/resolver/query?name=a.test&explain=1"))[1]["explained"] is True
+    assert (await admin.ask("GET", "/resolver/cache/entries?below=a.test&limit=7"))[1]["limit"] == 7
+    assert (await admin.ask("GET", "/resolver/cache/entries?limit=5001"))[0] == 400
     assert await admin.ask("GET", "/healthz") == (200, {"version": 1, "ok": True})
     assert await admin.ask("GET", "/metrics") == (200, "headrace_up 1\n")
     assert await admin.ask("HEAD", "/status") == (200, "")

@@ -15,7 +15,7 @@ import pytest
 from headrace import cli
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ["run", "check", "config", "query", "trace", "edges", "requests", "tickets", "reload", "env", "demo"]
+COMMANDS = "run check config query trace cache edges requests tickets reload env demo".split()
 
 
 def headrace(*args: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -451,3 +451,24 @@ async def test_the_shared_cache_answers_for_upstreams_that_are_not_there(place: 
                     await asyncio.sleep(0.1)
             _, body = await get(place.ports.admin, "/resolver")
             assert json.loads(body)["shared_cache"]["hits"] == 1
+
+
+async def test_the_cache_can_be_looked_into_and_made_to_forget(place: Place) -> None:
+    record = '\n[[resolver.record]]\nname = "edge.test"\ntype = "A"\nvalue = "192.0.2.4"\n'
+    place.write(record)
+    async with place.running():
+        code, out, err = await place.command("query", "edge.test", "--explain")
+        assert code == 0 and "192.0.2.4" in out and "=> local: " in err
+        code, out, _ = await place.command("query", "other.test", "--explain", "--json")
+        assert [s["name"] for s in json.loads(out)["steps"]][-1] == "upstream" and code == 1
+        code, out, _ = await place.command("cache")
+        assert code == 0 and "0 of 100000" in out
+        code, out, _ = await place.command("cache", "dump", "--json")
+        assert code == 0 and json.loads(out) == {"version": 1, "entries": [], "more": False}
+        assert (await place.command("cache", "flush"))[0] == 2
+        code, _, err = await place.command("cache", "flush", "edge.test")
+        assert code == 0 and "forgot 0 answers" in err
+        await dns.asyncquery.udp(dns.message.make_query("edge.test", "A"), "127.0.0.1", port=place.ports.dns, timeout=5)
+        _, body = await get(place.ports.admin, "/metrics")
+        assert b'headrace_dns_replies_total{transport="udp",rcode="NOERROR"} 1' in body
+        assert b'headrace_dns_answers_total{source="local"} 2' in body
