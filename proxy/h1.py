@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from proxy.messages import Fields, RequestHead, ResponseHead, get_field
+from proxy.websocket_handshake import is_key
 
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21-\x7e\x80-\xff]+) HTTP/([0-9]\.[0-9])")
@@ -221,6 +222,8 @@ def _ask_more(head: RequestHead, special: dict[bytes, bytes], framing: Framing) 
     head.expect_continue = special.get(b"expect", b"").lower() == b"100-continue"
     if b"upgrade" in special and b"upgrade" in _tokens(special.get(b"connection", b"")):
         head.protocol = _switchable(_tokens(special[b"upgrade"])[0], head.length)
+        if head.protocol == b"websocket" and not (head.method == b"GET" and is_key(head.get(b"sec-websocket-key"))):
+            raise HeadError("websocket upgrade without GET or a key of 16 bytes (RFC 6455 4.2.1)")
 
 
 def _switchable(token: bytes, length: int | None) -> bytes:

@@ -36,6 +36,7 @@ from proxy.io.rims import Origin, Service
 from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority
+from proxy.websocket_handshake import accepted
 
 LINGER_S = 2.0
 LINGER_BYTES = 1024 * 1024
@@ -184,6 +185,8 @@ class H1ServerConnection(asyncio.Protocol):
         self._served += 1
         self._deadline = float("inf")
         leg = self._leg = H1ClientLeg(self, framing, head.method)
+        if head.protocol == b"websocket":
+            leg.websocket_key = head.get(b"sec-websocket-key") or b""
         self._reader = request_reader(head, framing)
         self._request_whole = self._reader.done
         self._phase = Phase.ANSWER if self._request_whole else Phase.BODY
@@ -381,6 +384,7 @@ class H1ClientLeg:
         "_trailers",
         "answered",
         "receiver",
+        "websocket_key",
     )
 
     reused = False
@@ -389,6 +393,7 @@ class H1ClientLeg:
     def __init__(self, connection: H1ServerConnection, framing: Framing, method: bytes) -> None:
         self.receiver: Receiver = NOBODY
         self.answered = False
+        self.websocket_key = b""
         self._connection = connection
         self._framing = framing
         self._method = method
@@ -408,6 +413,8 @@ class H1ClientLeg:
         # A body that was not read to its end makes the next request's start unknowable, so the client is told now.
         self._close = not framing.keep_alive or connection.closing or until_close or not connection.request_whole
         if tunnel:
+            if self.websocket_key:
+                head = accepted(head, self.websocket_key)
             if self._method == b"CONNECT":
                 head = ResponseHead(
                     head.status, head.fields, length=0, no_body=True, reason=head.reason or b"Connection established"

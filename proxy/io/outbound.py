@@ -8,6 +8,9 @@ opening waits; a new one. A warm one costs a `list.pop()`: no task, no future, n
         └────► a line, first in first out ◄── served by whatever gets room first
                   └─ dials: one for each that waits while the edge speaks h1, a single one while it shares or is not known
 
+A WebSocket goes over h2 where the edge takes extended CONNECTs (RFC 8441), which only its SETTINGS say: a warm connection
+that has it serves it, an edge configured as h2 is dialled and waited for, any other is dialled for h1.
+
 Whether an edge shares is learnt from its last connection. Before the first, one dial goes ahead: a hundred requests at
 start must not be a hundred handshakes to an edge that speaks h2.
 
@@ -25,68 +28,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from config.model import Edge
 from proxy.io.address_watch import AddressWatch
 from proxy.io.dial import Dialled, Dialler, Pace, Resolves, Rims
 from proxy.io.eyeballs import DialError
-from proxy.io.rims import DialMarks, EdgeConnection, Opening
+from proxy.io.held import Held, PoolLimits, clipped
+from proxy.io.lines import ANY, OVER_H1, SERVED_BY_H1, WEBSOCKET, Lines, Waiting
+from proxy.io.rims import DialMarks, Opening
 from proxy.messages import Abort, Cause, Party, Stage
 from proxy.reach import Reach
-from resolver.io.tls_client import remember
-
-
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """Bounds and times of one edge's connections."""
-
-    waiting: int = 1024
-    dials: int = 64
-    idle: int = 64
-    idle_s: float = 55.0
-    """Servers close at 60 s (nginx 75, envoy 3600, the big providers 60 to 400): before them, or a POST is lost."""
-    warm_pause_s: float = 15.0
-    """Between dials that only keep warm: an edge that closes idle ones at once is not dialled all day."""
-    look_up_s: float = 5.0
-    """At least this between look-ups of a name in use, whatever its TTL; `look_up_idle_s` when it was not used."""
-    look_up_idle_s: float = 30.0
-    hint_margin_s: float = 2.0  # taken off a server's Keep-Alive: timeout
-
-
-class _Held:
-    """A connection and what the pool knows of it."""
-
-    __slots__ = ("connection", "dialled", "idle_since", "marks", "remembered", "used")
-
-    def __init__(self, dialled: Dialled) -> None:
-        self.connection: EdgeConnection = dialled.connection
-        self.dialled = dialled
-        self.marks = replace(dialled.marks, reused=True, resolve_s=0.0, connect_s=0.0, tls_s=0.0)
-        self.idle_since: float | None = None
-        self.used = False
-        self.remembered = False
-
-    @property
-    def is_shared(self) -> bool:
-        return self.connection.version != "h1"
-
-    def remember(self) -> None:
-        """Keep its TLS session. Tickets come after the handshake, so not before an answer, or before it is closed."""
-        if self.dialled.transport is not None:
-            remember(self.dialled.transport)
-
-    def idle_limit_s(self, limits: PoolLimits) -> float:
-        hint_s: float = getattr(self.connection, "idle_hint_s", 0.0) or 0.0
-        return min(limits.idle_s, max(hint_s - limits.hint_margin_s, hint_s / 2)) if hint_s else limits.idle_s
-
-
-@dataclass(slots=True)
-class _Waiting:
-    opening: Opening
-    fresh: bool
-    since: float
-    deadline: float  # of the loop's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +79,12 @@ class EdgeConnections:
         self._dialler = Dialler(edge, resolver=resolver, reach=reach, clock=clock, rims=rims, pace=pace)
         self._dialler.on_stray = self._adopt
         self._loop = asyncio.get_running_loop()
-        self._idle: list[_Held] = []  # h1, the one idle for the longest first
-        self._shared: list[_Held] = []  # h2 and h3, newest last
-        self._busy: set[_Held] = set()  # h1 with an exchange
-        self._lines: tuple[dict[int, _Waiting], dict[int, _Waiting]] = ({}, {})  # any version; h1 for a tunnel
-        self._dials: dict[asyncio.Task[None], bool] = {}  # -> for a tunnel
+        self._idle: list[Held] = []  # h1, the one idle for the longest first
+        self._shared: list[Held] = []  # h2 and h3, newest last
+        self._busy: set[Held] = set()  # h1 with an exchange
+        self._lines = Lines()
+        self._dials: dict[asyncio.Task[None], int] = {}  # -> for which line
+        self._extended: bool | None = None  # whether the edge's last h2 connection takes extended CONNECTs
         self._retired = False
         self._idle_timer: asyncio.TimerHandle | None = None
         self._line_timer: asyncio.TimerHandle | None = None
@@ -148,35 +101,36 @@ class EdgeConnections:
 
     # ---------------------------------------------------------------- for the relay
 
-    def open(self, opening: Opening, *, fresh: bool = False, tunnel: bool = False) -> None:
+    def open(self, opening: Opening, *, fresh: bool = False, upgrade: bytes = b"") -> None:
         """Give `opening` a leg: inside this call when a warm connection has room, later otherwise.
 
-        `fresh`: only on a connection dialled from now on. `tunnel`: only over h1.
+        `fresh`: only on a connection dialled from now on. `upgrade`: the protocol to switch to, which only h1 can, but for
+        b"websocket" where the edge takes extended CONNECTs over h2.
         """
-        held = None if fresh else self._warm(tunnel)
+        held = None if fresh else self._warm(upgrade)
         if held is not None:
             self._give(held, opening, self._marks(held, None))
         elif self._retired:
             opening.on_open_failed(_refusal(f"edge {self.edge.id} was removed"))
-        elif len(self._lines[0]) + len(self._lines[1]) >= self.limits.waiting:
+        elif len(self._lines) >= self.limits.waiting:
             opening.on_open_failed(
                 _refusal(f"{self.limits.waiting} requests wait for a connection to edge {self.edge.id}")
             )
         else:
             now = self._loop.time()
-            self._lines[tunnel][id(opening)] = _Waiting(opening, fresh, self._clock(), now + self.connect_s + 0.1)
+            self._lines.join(
+                self._line_for(upgrade), Waiting(opening, fresh, self._clock(), now + self.connect_s + 0.1)
+            )
             self._watch_lines()
             self._dial_for_lines()
 
     def cancel(self, opening: Opening) -> None:
         """`opening` does not wait any more and hears nothing. A dial that was for it completes into the pool."""
-        for line in self._lines:
-            line.pop(id(opening), None)
+        self._lines.leave(opening)
 
     @property
     def counts(self) -> PoolCounts:
-        waiting = len(self._lines[0]) + len(self._lines[1])
-        return PoolCounts(len(self._idle), len(self._shared), len(self._busy), len(self._dials), waiting)
+        return PoolCounts(len(self._idle), len(self._shared), len(self._busy), len(self._dials), len(self._lines))
 
     @property
     def is_empty(self) -> bool:
@@ -211,8 +165,7 @@ class EdgeConnections:
         for timer in (self._idle_timer, self._line_timer, self._warm_timer):
             if timer is not None:
                 timer.cancel()
-        for line in self._lines:
-            self._fail(line, len(line), _refusal(f"edge {self.edge.id} is closing"))
+        self._lines.fail_all(_refusal(f"edge {self.edge.id} is closing"))
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def drop_idle(self) -> None:
@@ -222,10 +175,17 @@ class EdgeConnections:
 
     # ---------------------------------------------------------------- giving out
 
-    def _warm(self, tunnel: bool) -> _Held | None:
-        if not tunnel:
+    def _line_for(self, upgrade: bytes) -> int:
+        if not upgrade:
+            return ANY
+        # An edge that is asked for h2 gets one try; one of any version is spared it until its h2 connection has said so.
+        expected = self.edge.protocol == "h2" if self._extended is None else self._extended
+        return WEBSOCKET if upgrade == b"websocket" and expected else OVER_H1
+
+    def _warm(self, upgrade: bytes) -> Held | None:
+        if not upgrade or upgrade == b"websocket":
             for held in reversed(self._shared):
-                if held.connection.room > 0:
+                if held.connection.room > 0 and (not upgrade or held.takes_websockets):
                     return held
         while self._idle:
             held = self._idle.pop()
@@ -233,7 +193,7 @@ class EdgeConnections:
                 return held
         return None
 
-    def _give(self, held: _Held, opening: Opening, marks: DialMarks) -> None:
+    def _give(self, held: Held, opening: Opening, marks: DialMarks) -> None:
         held.used = True
         held.idle_since = None
         if not held.is_shared:
@@ -244,7 +204,7 @@ class EdgeConnections:
             self._on_leg(marks)
         opening.on_open(leg, marks)
 
-    def _marks(self, held: _Held, waiting: _Waiting | None) -> DialMarks:
+    def _marks(self, held: Held, waiting: Waiting | None) -> DialMarks:
         """How the leg's connection came to be, as far as its opening waited for it.
 
         A connection dialled to keep warm is a reused one to whoever gets it: nobody waited for its dial, and its edge
@@ -254,23 +214,21 @@ class EdgeConnections:
             return held.marks
         return clipped(held.dialled.marks, self._clock() - waiting.since)
 
-    def _serve(self, held: _Held, *, new: bool) -> None:
+    def _serve(self, held: Held, *, new: bool) -> None:
         """Give the connection's room to those in line."""
-        lines = self._lines[:1] if held.is_shared else (self._lines[1], self._lines[0])
+        lines = SERVED_BY_H1 if not held.is_shared else (WEBSOCKET, ANY) if held.takes_websockets else (ANY,)
         for line in lines:
-            while line and held.connection.room > 0:
-                key = next((k for k, w in line.items() if new or not w.fresh), None)
-                if key is None:
-                    break
-                waiting = line.pop(key)
+            while held.connection.room > 0 and (waiting := self._lines.next(line, new=new)) is not None:
                 self._give(held, waiting.opening, self._marks(held, waiting))
 
     # ---------------------------------------------------------------- what connections do
 
-    def _adopt(self, dialled: Dialled, *, tunnel: bool = False) -> None:
-        held = _Held(dialled)
+    def _adopt(self, dialled: Dialled, *, line: int = ANY) -> None:
+        held = Held(dialled)
         connection = held.connection
-        if not tunnel:  # which always gets h1: that says nothing of what other dials get, nor of how many are needed
+        if (
+            line != OVER_H1
+        ):  # which always gets h1: that says nothing of what other dials get, nor of how many are needed
             self.version = connection.version
         self._warm_not_before = self._loop.time() + self.limits.warm_pause_s
         if held.is_shared:
@@ -283,17 +241,29 @@ class EdgeConnections:
         self._settle(held)
         self._dial_for_lines()
 
-    def _changed(self, held: _Held) -> None:
+    def _changed(self, held: Held) -> None:
         connection = held.connection
         if connection.closed:
             self._forget(held)
             self._dial_to_warm()
+            if self._lines.size(WEBSOCKET):  # they waited for its SETTINGS
+                self._dial_for_lines()
             return
-        if connection.room > 0 and (self._lines[0] or self._lines[1]):
-            self._serve(held, new=False)
+        if held.is_shared:
+            self._learn(held)
+        if connection.room > 0 and len(self._lines):
+            self._serve(held, new=held.is_shared and not held.used)
         self._settle(held)
 
-    def _settle(self, held: _Held) -> None:
+    def _learn(self, held: Held) -> None:
+        """Note whether the edge takes extended CONNECTs; if not, who waited for that needs an h1 connection."""
+        if getattr(held.connection, "is_settled", False):
+            self._extended = held.takes_websockets
+            if not self._extended and self._lines.size(WEBSOCKET):
+                self._lines.move(WEBSOCKET, OVER_H1)
+                self._dial_for_lines()
+
+    def _settle(self, held: Held) -> None:
         """Put a connection where it belongs after anything happened to it."""
         connection = held.connection
         if connection.closed or connection.active:
@@ -312,14 +282,14 @@ class EdgeConnections:
                     self._leave(self._idle[0])
         self._watch_idle()
 
-    def _forget(self, held: _Held) -> None:
+    def _forget(self, held: Held) -> None:
         self._busy.discard(held)
         if held in self._shared:
             self._shared.remove(held)
         if held in self._idle:
             self._idle.remove(held)
 
-    def _leave(self, held: _Held) -> None:
+    def _leave(self, held: Held) -> None:
         """Give it nothing more; it closes when its exchanges have ended."""
         if not held.connection.closed:
             held.remember()
@@ -335,45 +305,47 @@ class EdgeConnections:
     # ---------------------------------------------------------------- dialling
 
     def _dial_for_lines(self) -> None:
-        for tunnel in (False, True):
-            line = self._lines[tunnel]
-            one_each = tunnel or self.version == "h1"
-            wanted = len(line) if one_each else min(len(line), 1)
-            running = sum(1 for for_tunnel in self._dials.values() if for_tunnel is tunnel)
+        for line in (ANY, OVER_H1, WEBSOCKET):
+            waiting = self._lines.size(line)
+            wanted = waiting if self._needs_one_each(line) else min(waiting, 1)
+            running = sum(1 for for_line in self._dials.values() if for_line == line)
+            if line == WEBSOCKET and any(not self._is_settled(held) for held in self._shared):
+                continue  # its SETTINGS will say
             for _ in range(min(wanted - running, self.limits.dials - len(self._dials))):
-                self._start_dial(tunnel)
+                self._start_dial(line)
 
-    def _start_dial(self, tunnel: bool) -> None:
-        task = self._loop.create_task(self._dial(tunnel), name=f"dial {self.edge.id}")
-        self._dials[task] = tunnel
+    def _needs_one_each(self, line: int) -> bool:
+        return line == OVER_H1 or self.version == "h1"
 
-    async def _dial(self, tunnel: bool) -> None:
+    @staticmethod
+    def _is_settled(held: Held) -> bool:
+        return bool(getattr(held.connection, "is_settled", True))
+
+    def _start_dial(self, line: int) -> None:
+        task = self._loop.create_task(self._dial(line), name=f"dial {self.edge.id}")
+        self._dials[task] = line
+
+    async def _dial(self, line: int) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
-            dialled = await self._dialler.dial(self.connect_s, h1_only=tunnel)
+            dialled = await self._dialler.dial(self.connect_s, h1_only=line == OVER_H1)
         except DialError as exc:
             del self._dials[task]
-            self._dial_failed(tunnel, exc.abort)
+            self._dial_failed(line, exc.abort)
         except BaseException:
             del self._dials[task]
             raise
         else:
             del self._dials[task]
-            self._adopt(dialled, tunnel=tunnel)
+            self._adopt(dialled, line=line)
             self._watch.dialled()
 
-    def _dial_failed(self, tunnel: bool, abort: Abort) -> None:
+    def _dial_failed(self, line: int, abort: Abort) -> None:
         """One that waits hears of it where each has its dial; all of them where one dial was for all."""
         self._warm_not_before = self._loop.time() + self.limits.warm_pause_s
-        line = self._lines[tunnel]
-        self._fail(line, 1 if tunnel or self.version == "h1" else len(line), abort)
+        self._lines.fail(line, 1 if self._needs_one_each(line) else self._lines.size(line), abort)
         self._dial_for_lines()
-
-    def _fail(self, line: dict[int, _Waiting], count: int, abort: Abort) -> None:
-        failed = [line.pop(key) for key in list(line)[:count]]
-        for waiting in failed:
-            waiting.opening.on_open_failed(abort)
 
     def _dial_to_warm(self) -> None:
         """Dial when fewer than `keep_warm` connections are ready; not again within `warm_pause_s` of the last dial."""
@@ -382,7 +354,7 @@ class EdgeConnections:
             return
         pause_s = self._warm_not_before - self._loop.time()
         if pause_s <= 0:
-            self._start_dial(tunnel=False)
+            self._start_dial(ANY)
         elif self._warm_timer is None:
             self._warm_timer = self._loop.call_later(pause_s, self._warm_again)
 
@@ -412,7 +384,7 @@ class EdgeConnections:
 
     def _watch_lines(self) -> None:
         if self._line_timer is None:
-            due = min((w.deadline for line in self._lines for w in list(line.values())[:1]), default=None)
+            due = self._lines.first_deadline
             if due is not None:
                 self._line_timer = self._loop.call_at(due, self._overdue)
 
@@ -421,20 +393,8 @@ class EdgeConnections:
         now = self._loop.time()
         said = f"no connection to edge {self.edge.id} became free in {self.connect_s:g} s"
         abort = Abort(Party.EDGE, Stage.CONNECT, Cause.TIMED_OUT, said, unprocessed=True)
-        for line in self._lines:
-            self._fail(line, sum(1 for w in line.values() if w.deadline <= now), abort)
+        self._lines.fail_all(abort, lambda waiting: waiting.deadline <= now)
         self._watch_lines()
-
-
-def clipped(marks: DialMarks, waited_s: float) -> DialMarks:
-    """The part of a dial that somebody waited for who came while it was under way: its end.
-
-    Otherwise the parts of a waterfall would sum to more than the request took.
-    """
-    tls_s = min(marks.tls_s, waited_s)
-    connect_s = min(marks.connect_s, waited_s - tls_s)
-    resolve_s = min(marks.resolve_s, waited_s - tls_s - connect_s)
-    return replace(marks, resolve_s=resolve_s, connect_s=connect_s, tls_s=tls_s)
 
 
 def _refusal(said: str) -> Abort:

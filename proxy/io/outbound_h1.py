@@ -13,11 +13,8 @@ Owner: the pool that dialled it. It has no timers; those who wait for an answer 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import replace
 
 from proxy.h1 import (
     BodyReader,
@@ -33,10 +30,10 @@ from proxy.h1 import (
 from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority
+from proxy.websocket_handshake import accept_of, with_key
 
 MAX_RESPONSE_HEAD = 256 * 1024  # bytes; providers send large policy headers, an endless head is refused
 MAX_INTERIMS = 64
-WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 1.3
 
 
 def _nothing() -> None: ...
@@ -178,15 +175,10 @@ class H1EdgeLeg:
         self._method = head.method
         self._upgrade = self._sent_whole = bool(head.protocol)
         if head.protocol == b"websocket" and head.get(b"sec-websocket-key") is None:
-            head = self._with_key(head)
+            head = with_key(head, os.urandom(16))
+            self._accept = accept_of(head.get(b"sec-websocket-key") or b"")
         raw, self._chunked = write_request(head)
         self._connection.wire.write(raw)
-
-    def _with_key(self, head: RequestHead) -> RequestHead:
-        """The handshake of RFC 6455 4.1 for a client of HTTP/2 or HTTP/3, whose own has no key (RFC 8441 5)."""
-        key = b64encode(os.urandom(16))
-        self._accept = b64encode(hashlib.sha1(key + WEBSOCKET_GUID, usedforsecurity=False).digest())
-        return replace(head, fields=[*head.fields, (b"sec-websocket-key", key)])
 
     def interim(self, head: ResponseHead) -> None:
         raise AssertionError("a request has no interim head")

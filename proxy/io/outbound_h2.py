@@ -73,6 +73,11 @@ class H2EdgeConnection(asyncio.Protocol):
     def allows_websocket(self) -> bool:
         return self._h2.peer.enable_connect_protocol
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the edge's SETTINGS came; `on_change` tells of it."""
+        return self._h2.peer_settled
+
     def open(self) -> Leg:
         """A leg. Its head() sends the request, or tells the receiver at once that it cannot be sent here."""
         if self._timer is None:

@@ -90,7 +90,7 @@ def request_head(section: Fields, *, ended: bool) -> RequestHead:
         head.length = None
     if b":protocol" in pseudo:
         head.protocol = pseudo[b":protocol"].lower()
-        head.method = b"GET"  # the form that all versions share, see RequestHead
+        head.method, head.length = b"GET", 0  # the form that all versions share, see RequestHead
     head.expect_continue = (head.get(b"expect") or b"").lower() == b"100-continue"
     return head
 

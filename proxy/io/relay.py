@@ -176,7 +176,7 @@ class Exchange:
         self.edge = edge
         edge.begin(self.relay.clock())
         self._begun = True
-        edge.connections.open(opening, fresh=fresh, tunnel=bool(self.head.protocol))  # type: ignore[arg-type]
+        edge.connections.open(opening, fresh=fresh, upgrade=self.head.protocol)  # type: ignore[arg-type]
 
     @property
     def offers_redirect(self) -> bool:

@@ -171,9 +171,9 @@ class Wait:
         return found
 
 
-def wait_for_leg(pool: EdgeConnections, *, fresh: bool = False, tunnel: bool = False) -> Wait:
+def wait_for_leg(pool: EdgeConnections, *, fresh: bool = False, upgrade: bytes = b"") -> Wait:
     wait = Wait()
-    pool.open(wait, fresh=fresh, tunnel=tunnel)
+    pool.open(wait, fresh=fresh, upgrade=upgrade)
     return wait
 
 

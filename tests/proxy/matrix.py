@@ -69,6 +69,14 @@ class Matrix:
         self._ca = ca
         self._clients: list[EdgeConnection] = []
 
+    def port(self, version: str) -> int:
+        """The gateway's, for a client of another's making."""
+        return self._ports[version]
+
+    @property
+    def ca_file(self) -> str:
+        return str(self._ca.ca_file)
+
     async def client(self, version: str) -> EdgeConnection:
         loop = asyncio.get_running_loop()
         port = self._ports[version]

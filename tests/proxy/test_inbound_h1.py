@@ -16,6 +16,8 @@ from proxy.io.rims import Limits
 from proxy.messages import Abort, Cause, Party, ResponseHead, Stage
 from tests.peers.services import ByHand
 
+KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
 
 class Client:
     """A raw TCP client."""
@@ -295,7 +297,9 @@ async def test_stopping_now_is_no_clean_end() -> None:
 async def test_a_switch_of_protocols_opens_a_tunnel_with_half_closes() -> None:
     service = ByHand()
     async with served(service) as client:
-        client.send(b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nearly")
+        client.send(
+            b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + KEY + b"\r\nearly"
+        )
         exchange = await service.arrived()
         assert exchange.head.protocol == b"websocket"
         exchange.leg.head(ResponseHead(101, [(b"upgrade", b"websocket")]))
@@ -311,6 +315,33 @@ async def test_a_switch_of_protocols_opens_a_tunnel_with_half_closes() -> None:
         assert await client.rest() == b""
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /ws HTTP/1.1\r\n",
+        b"GET /ws HTTP/1.1\r\nSec-WebSocket-Key: dGhlIHNhbXBsZQ==\r\n",
+        b"GET /ws HTTP/1.1\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZ!==\r\n",
+        b"OPTIONS /ws HTTP/1.1\r\n" + KEY,
+    ],
+    ids=["no key", "a short key", "no base64", "no GET"],
+)
+async def test_a_websocket_upgrade_that_is_none_is_refused(said: bytes) -> None:
+    async with served(ByHand()) as client:
+        client.send(said + b"Host: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        assert (await client.head()).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_an_answer_of_the_edge_to_the_key_is_passed_on_right_or_wrong() -> None:
+    service = ByHand()
+    async with served(service) as client:
+        client.send(b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + KEY + b"\r\n")
+        exchange = await service.arrived()
+        exchange.leg.head(ResponseHead(101, [(b"upgrade", b"websocket"), (b"sec-websocket-accept", b"wrong")]))
+        head = await client.head()
+        assert head.count(b"upgrade: websocket") == head.count(b"sec-websocket-accept: wrong") == 1
+        assert head.count(b"sec-websocket-accept") == 1
+
+
 async def test_a_refused_connection_is_closed() -> None:
     service = ByHand(accept=False)
     async with served(service) as client:
@@ -321,7 +352,7 @@ async def test_a_refused_connection_is_closed() -> None:
 async def test_a_tunnel_that_ended_on_both_sides_leaves_no_connection() -> None:
     service = ByHand()
     async with served(service) as client:
-        client.send(b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        client.send(b"GET /ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + KEY + b"\r\n")
         exchange = await service.arrived()
         exchange.leg.head(ResponseHead(101, [(b"upgrade", b"websocket")]))
         await client.head()

@@ -14,7 +14,8 @@ import uvloop
 
 from config.model import Edge
 from proxy.io.dial import Pace
-from proxy.io.outbound import EdgeConnections, PoolCounts, PoolLimits, clipped
+from proxy.io.held import PoolLimits, clipped
+from proxy.io.outbound import EdgeConnections, PoolCounts
 from proxy.io.rims import DialMarks
 from proxy.messages import Cause, Party, Stage
 from proxy.reach import Reach

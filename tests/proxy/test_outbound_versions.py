@@ -124,9 +124,24 @@ async def test_h2_that_the_edge_does_not_offer_is_told(authority: Authority, tmp
 async def test_a_tunnel_gets_h1_from_an_edge_that_speaks_h2(authority: Authority, tmp_path: Path) -> None:
     async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
         await ask(pool)
-        leg, marks = await wait_for_leg(pool, tunnel=True).leg()
+        leg, marks = await wait_for_leg(pool, upgrade=b"websocket").leg()
         assert (marks.version, pool.version) == ("h1", "h2")
         assert await say(leg).over is None
+
+
+@needs_nginx
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_a_websocket_of_an_h2_edge_without_extended_connect_is_dialled_again_for_h1(
+    authority: Authority, tmp_path: Path, fresh: bool
+) -> None:
+    # Given a server whose SETTINGS do not offer it (RFC 8441 3), and an edge that is asked for h2
+    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority, "h2")) as pool:
+        waits = [wait_for_leg(pool, upgrade=b"websocket", fresh=fresh) for _ in range(3)]
+        assert [(await wait.leg())[1].version for wait in waits] == ["h1"] * 3
+        assert pool.counts.shared == 1
+        # Then it is not waited for again
+        assert (await wait_for_leg(pool, upgrade=b"websocket", fresh=True).leg())[1].version == "h1"
+        assert pool.counts.shared == 1
 
 
 @needs_nginx

@@ -36,8 +36,8 @@ class FakeConnections:
     waiting: list[Opening] = field(default_factory=list)
     cancelled: list[Opening] = field(default_factory=list)
 
-    def open(self, opening: Opening, *, fresh: bool = False, tunnel: bool = False) -> None:
-        self.asked.append((fresh, tunnel))
+    def open(self, opening: Opening, *, fresh: bool = False, upgrade: bytes = b"") -> None:
+        self.asked.append((fresh, bool(upgrade)))
         if not self.ready:
             self.waiting.append(opening)
             return
