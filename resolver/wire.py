@@ -249,7 +249,10 @@ def type_from_text(text: str) -> int:
     raise ValueError(f"unknown record type {text!r}")
 
 
-RCODES = dict(enumerate("NOERROR FORMERR SERVFAIL NXDOMAIN NOTIMP REFUSED YXDOMAIN YXRRSET NXRRSET NOTAUTH".split()))
+RCODES = {
+    0: "NOERROR", 1: "FORMERR", 2: "SERVFAIL", 3: "NXDOMAIN", 4: "NOTIMP", 5: "REFUSED", 6: "YXDOMAIN", 9: "NOTAUTH",
+    16: "BADVERS",
+}  # fmt: skip
 
 
 def rcode_to_text(number: int) -> str:

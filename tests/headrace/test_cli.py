@@ -15,7 +15,20 @@ import pytest
 from headrace import cli
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = "run check config query trace cache edges requests tickets reload env demo".split()
+COMMANDS = [
+    "run",
+    "check",
+    "config",
+    "query",
+    "trace",
+    "cache",
+    "edges",
+    "requests",
+    "tickets",
+    "reload",
+    "env",
+    "demo",
+]
 
 
 def headrace(*args: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
