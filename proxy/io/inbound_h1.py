@@ -284,6 +284,8 @@ class H1ServerConnection(asyncio.Protocol):
         self.wire.resume()
         if early and self._leg is not None:
             self._loop.call_soon(self.data_received, early)
+        if self._eof:  # its half-close came before the tunnel stood
+            self._loop.call_soon(self.eof_received)
 
     def half_close(self) -> None:
         """Say FIN after what was written; the other direction goes on. Over TLS the connection stays whole until the peer

@@ -342,6 +342,24 @@ async def test_an_answer_of_the_edge_to_the_key_is_passed_on_right_or_wrong() ->
         assert head.count(b"sec-websocket-accept") == 1
 
 
+async def test_a_half_close_that_came_before_the_tunnel_stood_is_said_when_it_stands() -> None:
+    service = ByHand()
+    async with served(service) as client:
+        client.send(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\nearly bytes")
+        client.writer.write_eof()
+        exchange = await service.arrived()
+        await exchange.until("end")  # of the request
+        exchange.heard.clear()
+        (connection,) = service.connections
+        await until(lambda: connection.closing)  # type: ignore[attr-defined]
+        exchange.leg.head(ResponseHead(200, [], length=0, no_body=True))
+        await exchange.until("end")
+        assert exchange.body == b"early bytes"
+        exchange.leg.data(b"answer")
+        exchange.leg.end()
+        assert (await client.rest()).endswith(b"answer")
+
+
 async def test_a_refused_connection_is_closed() -> None:
     service = ByHand(accept=False)
     async with served(service) as client:
