@@ -9,7 +9,7 @@ What may have happened decides, not what would be convenient. In the order in wh
       stage    what came                             method   then                          counts  budget
    1  any      the client's own abort                any      give up                       -       -
    2  BODY     anything                              any      give up (past commit point)   -       -
-   3  CONNECT  anything: no byte was sent            any      the next candidate            yes     free
+   3  CONNECT  anything: no byte was sent            any      the next, else one that is out yes    free
    4  HEAD     anything, body no longer held         any      give up                       -       -
    5  HEAD     vouched unprocessed, by GOAWAY        any      the next, else the same edge  yes     free
    6  HEAD     vouched unprocessed, by a refusal     any      the next, else the same edge  yes     spends
@@ -27,6 +27,9 @@ against retry storms: a retry amplifies work only where the first copy may have 
 nobody (3, 5) amplifies nothing, and an edge that dies with half of the pool's traffic must not exhaust a budget
 that the other half then lacks.
 
+Row 3 ends with the edges that are out of service: one that was ejected is often back before its time is over, and nobody
+is worse off for a dial that nothing was sent on. An answer is never left for such an edge.
+
 Row 7 is the keep-alive race (RFC 9112 9.3.1): the edge closed an idle connection while the request was on its way. It
 is spent once for each request, and every dial after it is a fresh one, because a second loss would have to be reported.
 Row 8 takes safe methods only, though RFC 9110 9.2.2 allows idempotent ones: a repeated DELETE earns a 404 that its
@@ -39,7 +42,7 @@ request with an unsafe method a second time unless somebody vouches for the firs
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from config.model import Retry
@@ -121,8 +124,17 @@ class Attempts:
     """The dials of one request. `candidates`: edge ids, best first. Bounded: at most
     1 + retry.attempts + follow_redirects dials, and one more each for a stale connection, a 421 and a 425."""
 
-    def __init__(self, *, retry: Retry, budget: RetryBudget, candidates: Sequence[str], follow_redirects: int) -> None:
+    def __init__(
+        self,
+        *,
+        retry: Retry,
+        budget: RetryBudget,
+        candidates: Sequence[str],
+        follow_redirects: int,
+        last_resort: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self._budget = budget
+        self._last_resort = last_resort
         self._candidates = candidates
         self._moves_left = retry.attempts
         self._hops_left = follow_redirects
@@ -160,7 +172,7 @@ class Attempts:
         if abort.by is Party.CLIENT or abort.stage is Stage.BODY:
             return GiveUp(abort)
         if abort.stage is Stage.CONNECT:
-            return self._move(self._next(), free=True, now=now) or GiveUp(abort)
+            return self._move(self._next() or self._any_left(), free=True, now=now) or GiveUp(abort)
         if not replayable:
             return GiveUp(abort)
         if abort.unprocessed:
@@ -207,6 +219,9 @@ class Attempts:
 
     def _next(self) -> str | None:
         return next((edge_id for edge_id in self._candidates if edge_id not in self._spent), None)
+
+    def _any_left(self) -> str | None:
+        return next((edge_id for edge_id in self._last_resort() if edge_id not in self._spent), None)
 
     def _move(self, edge_id: str | None, *, free: bool, now: float) -> Dial | None:
         if edge_id is None or self._moves_left <= 0 or not (free or self._budget.spend(now)):

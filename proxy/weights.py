@@ -184,7 +184,12 @@ def candidates(
         return [s.edge_id for group in (active, spare) for s in order(group, draw, key, by_cost)]
     if all_down == "reject" or any(s.badness == 0 and s.weight > 0 for s in standings):
         return []
-    return [s.edge_id for s in sorted(standings, key=_least_bad) if s.badness < 4 and s.weight > 0]
+    return out_of_service(standings)
+
+
+def out_of_service(standings: Sequence[Standing]) -> list[str]:
+    """Edge ids of those that are out for their own failures, the least bad first; those that drain are left alone."""
+    return [s.edge_id for s in sorted(standings, key=_least_bad) if 0 < s.badness < 4 and s.weight > 0]
 
 
 def _least_bad(s: Standing) -> tuple[bool, int, float]:

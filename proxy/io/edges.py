@@ -33,7 +33,7 @@ from proxy.io.probes import probe_forever
 from proxy.limiter import FULL
 from proxy.priority import PathPriorities
 from proxy.reach import Reach
-from proxy.weights import Prior, candidates, live_weights, nth_draw, prior_of
+from proxy.weights import Prior, candidates, live_weights, nth_draw, out_of_service, prior_of
 from proxy.weights import cost as cost_of
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,10 @@ class PoolState:
             all_down=self.config.all_down,
             prior=self._prior,
         )
+
+    def last_resort(self) -> list[str]:
+        """Whom to try when none of the candidates could be reached: an edge that was out may be back before we know."""
+        return out_of_service(self._standings) if self.config.all_down == "best-effort" else []
 
     def shed(self, now: float) -> Shed:
         """Why choose() was empty."""

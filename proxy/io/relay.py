@@ -158,6 +158,7 @@ class Exchange:
                 budget=self.pool.budget,
                 candidates=self._candidates,
                 follow_redirects=config.websocket.follow_redirects,
+                last_resort=self.pool.last_resort,
             )
             self._attempts.started(self._candidates[0])
         return self._attempts

@@ -163,6 +163,18 @@ async def test_when_all_are_out_best_effort_takes_the_least_bad() -> None:
         assert pool.choose(clock.at) == ["b", "a"]
 
 
+async def test_an_ejected_edge_is_the_last_resort_unless_the_pool_rejects() -> None:
+    clock = Clock()
+    for all_down, expected in (("best-effort", ["a"]), ("reject", [])):
+        async with edge_set(pool_of(edge("a"), edge("b"), all_down=all_down), clock=clock) as edges:
+            pool = edges.pool("p")
+            assert pool.last_resort() == []
+            for _ in range(5):
+                clock.at += 1
+                failed(pool, "a", clock.at)
+            assert (pool.choose(clock.at), pool.last_resort()) == (["b"], expected)
+
+
 async def test_a_slow_edge_is_degraded_and_its_live_weight_falls() -> None:
     clock = Clock()
     async with edge_set(pool_of(edge("a"), edge("b")), clock=clock) as edges:

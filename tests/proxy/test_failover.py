@@ -57,6 +57,27 @@ def test_row_1_nothing_is_tried_for_a_client_that_left() -> None:
     assert failed(attempts(), "a", LEFT, method=b"GET") == GiveUp(LEFT)
 
 
+def test_row_3_an_edge_that_is_out_is_dialled_when_no_other_could_be_reached() -> None:
+    made = Attempts(
+        retry=Retry(attempts=3),
+        budget=budget(),
+        candidates=["a", "b"],
+        follow_redirects=3,
+        last_resort=lambda: ["out", "a"],
+    )
+    made.first(0.0)
+    assert failed(made, "a", REFUSED_DIAL) == Dial("b")
+    assert failed(made, "b", REFUSED_DIAL) == Dial("out")
+    assert failed(made, "out", REFUSED_DIAL) == GiveUp(REFUSED_DIAL)
+
+
+def test_no_answer_is_left_for_an_edge_that_is_out() -> None:
+    made = Attempts(retry=Retry(), budget=budget(), candidates=["a"], follow_redirects=3, last_resort=lambda: ["out"])
+    made.first(0.0)
+    assert failed(made, "a", LOST, method=b"GET") == GiveUp(LOST)
+    assert made.on_status("a", 503, replayable=True, idempotent=True, now=1.0) is None
+
+
 def test_row_2_after_the_first_response_byte_nothing_is_tried() -> None:
     assert failed(attempts(), "a", CUT, method=b"GET") == GiveUp(CUT)
 

@@ -89,6 +89,9 @@ class FakePool:
     def choose(self, now: float, key: bytes = b"") -> list[str]:
         return self.candidates
 
+    def last_resort(self) -> list[str]:
+        return []
+
     def shed(self, now: float) -> Shed:
         return Shed("every usable edge is full", 7)
 
