@@ -91,6 +91,9 @@ class Gateway:
 
     def on_disconnected(self, connection: InboundConnection) -> None: ...
 
+    def shortcut(self, head: RequestHead, origin: Origin) -> None:
+        return None
+
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         if head.target == b"/events":
             leg.head(ResponseHead(200, []))

@@ -90,6 +90,9 @@ class KillableEdge:
         self.connections: set[InboundConnection] = set()
         self._listener: TcpListener | QuicListener | None = None
 
+    def shortcut(self, head: RequestHead, origin: Origin) -> None:
+        return None
+
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         self.requests += 1
         Speaking(leg, head, self.living)

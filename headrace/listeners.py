@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from config.model import Listen, Tickets
 from headrace import ports
+from proxy.h2_shapes import Find
 from proxy.io.inbound_tcp import TcpListener, bind, listen_tcp
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.io.tls import TlsIdentity
@@ -58,6 +59,7 @@ class Door:
         self.connections: set[InboundConnection] = set()
         # The rim's call goes straight to the gateway: a door costs a request nothing.
         self.on_request: Callable[[Leg, RequestHead, Origin], None] = gateway.on_request
+        self.shortcut: Callable[[RequestHead, Origin], Find | None] = gateway.shortcut
 
     @property
     def limits(self) -> Limits:

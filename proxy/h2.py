@@ -286,9 +286,15 @@ class Connection(FrameReader):
     # ------------------------------------------------------------------------------------------ header blocks
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._takes_short_way(flags, stream_id, payload):
+            return
         block = self._blocks.on_headers(flags, stream_id, payload)
         if block is not None:
             self._on_block(block)
+
+    def _takes_short_way(self, flags: int, stream_id: int, payload: bytes) -> bool:
+        """Whether this whole header block was dealt with unread; it may not be one that moves the table."""
+        return False
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         block = self._blocks.on_continuation(flags, payload)

@@ -31,13 +31,14 @@ class HeaderBlock:
 class BlockReader:
     """One connection's blocks. `open_id`: the stream whose block waits for CONTINUATION frames, 0 for none."""
 
-    __slots__ = ("_block", "_decoder", "_max_list_bytes", "open_id")
+    __slots__ = ("_block", "_max_list_bytes", "decoder", "open_id", "whole")
 
     def __init__(self, max_list_bytes: int) -> None:
-        self._decoder = Decoder(max_list_bytes)
+        self.decoder = Decoder(max_list_bytes)
         self._max_list_bytes = max_list_bytes
         self._block: HeaderBlock | None = None
         self.open_id = 0
+        self.whole = b""  # the newest block that came in one frame
 
     def on_headers(self, flags: int, stream_id: int, payload: bytes) -> HeaderBlock | None:
         """The block, when this frame is all of it. Raises H2ConnectionError."""
@@ -52,8 +53,9 @@ class BlockReader:
             part = part[5:]
         block = HeaderBlock(stream_id, flags & END_STREAM != 0, self_dependent, [part], len(part))
         if flags & END_HEADERS:
+            self.whole = part
             return self._decoded(block)
-        self._block, self.open_id = block, stream_id
+        self._block, self.open_id, self.whole = block, stream_id, b""
         return None
 
     def on_continuation(self, flags: int, payload: bytes) -> HeaderBlock | None:
@@ -74,7 +76,7 @@ class BlockReader:
     def _decoded(self, block: HeaderBlock) -> HeaderBlock:
         parts = block.parts
         try:
-            block.fields = self._decoder.decode(parts[0] if len(parts) == 1 else b"".join(parts))
+            block.fields = self.decoder.decode(parts[0] if len(parts) == 1 else b"".join(parts))
         except CompressionError as exc:
             raise H2ConnectionError(Code.COMPRESSION_ERROR, str(exc)) from exc
         except ListTooLargeError as exc:

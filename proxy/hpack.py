@@ -65,7 +65,7 @@ class ListTooLargeError(Exception):
         self.size = size
 
 
-def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+def integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
     """(value, next position) of an integer with a prefix of `mask` (RFC 7541 5.1); at most 28 bits beyond the prefix."""
     value = block[at] & mask
     at += 1
@@ -92,7 +92,7 @@ def _make_room(memo: dict[Any, Any], limit: int) -> None:
 class Decoder:
     """The receiving table of one connection. `table_bytes` is what our SETTINGS allow the peer, never changed later."""
 
-    __slots__ = ("_bytes", "_changes", "_entries", "_known", "_limit", "_max_list", "_strings", "_table_bytes")
+    __slots__ = ("_bytes", "_entries", "_known", "_limit", "_max_list", "_strings", "_table_bytes", "changes")
 
     def __init__(self, max_list_bytes: int, table_bytes: int = DEFAULT_TABLE_BYTES) -> None:
         self._entries: list[Field] = []  # newest last: index 62 is _entries[-1]
@@ -100,7 +100,7 @@ class Decoder:
         self._limit = table_bytes  # what the peer chose
         self._table_bytes = table_bytes  # what we allow
         self._max_list = max_list_bytes
-        self._changes = 0  # of the table
+        self.changes = 0  # of the table
         self._known: dict[bytes, list[Field]] = {}  # blocks that mean this as long as the table stands
         self._strings: dict[bytes, bytes] = {}  # long ones, secrets among them: they go with the connection
 
@@ -112,14 +112,14 @@ class Decoder:
         known = self._known.get(block)
         if known is not None:
             return known
-        changes = self._changes
+        changes = self.changes
         try:
             fields = self._decode(block)
         except IndexError:
             raise CompressionError("block ends inside a field, or names an index outside the table") from None
         except HuffmanError as exc:
             raise CompressionError(str(exc)) from None
-        if changes != self._changes:
+        if changes != self.changes:
             self._known.clear()
         elif len(block) <= _KNOWN_BYTES:
             _make_room(self._known, _KNOWN_LIMIT)
@@ -135,7 +135,7 @@ class Decoder:
                 at += 1
                 field = STATIC[byte - 0x81] if byte < 0xBE else entries[0xBD - byte]
             elif byte >= 0x80:
-                index, at = _integer(block, at, 0x7F)
+                index, at = integer(block, at, 0x7F)
                 field = self._entry(index)
             elif byte & 0xE0 == 0x20:
                 if fields or size:
@@ -158,7 +158,7 @@ class Decoder:
 
     def _literal(self, block: bytes, at: int, byte: int) -> tuple[Field, int]:
         inserted, never = byte & 0x40, byte & 0xF0 == 0x10
-        index, at = _integer(block, at, 0x3F if inserted else 0x0F)
+        index, at = integer(block, at, 0x3F if inserted else 0x0F)
         if index:
             name = self._entry(index)[0]
         else:
@@ -166,7 +166,7 @@ class Decoder:
         value, at = self._string(block, at)
         field = (name, NeverIndexed(value) if never else value)
         if inserted:
-            self._changes += 1
+            self.changes += 1
             self._entries.append(field)
             self._bytes += len(name) + len(value) + ENTRY_OVERHEAD
             if self._bytes > self._limit:
@@ -175,7 +175,7 @@ class Decoder:
 
     def _string(self, block: bytes, at: int) -> tuple[bytes, int]:
         huffman = block[at] & 0x80
-        length, at = _integer(block, at, 0x7F)
+        length, at = integer(block, at, 0x7F)
         end = at + length
         if end > len(block):
             raise CompressionError(f"string of {length} bytes where {len(block) - at} are left")
@@ -193,11 +193,11 @@ class Decoder:
         return text, end
 
     def _resize(self, block: bytes, at: int) -> int:
-        limit, at = _integer(block, at, 0x1F)
+        limit, at = integer(block, at, 0x1F)
         if limit > self._table_bytes:
             raise CompressionError(f"table of {limit} bytes where {self._table_bytes} are allowed")
         self._limit = limit
-        self._changes += 1
+        self.changes += 1
         self._evict()
         return at
 
@@ -281,6 +281,11 @@ class Encoder:
         self._resized = [min([*self._resized, limit]), limit] if self._resized else [limit]
         self._limit = limit
         self._evict()
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether the next block must begin with a table size (RFC 7541 4.2)."""
+        return bool(self._resized)
 
     def encode(self, fields: list[Field]) -> bytes:
         """One header block. Names are in lower case already."""
@@ -369,3 +374,25 @@ class Encoder:
             if self._at.pop(field, None) is None:
                 del self._keys[field]
             self._bytes -= len(field[0]) + len(field[1]) + ENTRY_OVERHEAD
+
+
+def standing_block(fields: list[Field]) -> bytes:
+    """A header block that names no entry of the moving table: the same bytes serve every connection, again and again."""
+    pieces = []
+    for name, value in fields:
+        indexed = _STATIC_FIELDS.get((name, value))
+        pieces.append(indexed if indexed is not None else _plain_name(name, 0) + _coded(value))
+    return b"".join(pieces)
+
+
+def read_string(block: bytes) -> bytes:
+    """The text of a whole string literal (RFC 7541 5.2). Raises CompressionError."""
+    try:
+        length, at = integer(block, 0, 0x7F)
+        if at + length != len(block):
+            raise CompressionError(f"string of {length} bytes in {len(block) - at}")
+        return huffman_decode(block[at:]) if block[0] & 0x80 else block[at:]
+    except IndexError:
+        raise CompressionError("string without a length") from None
+    except HuffmanError as exc:
+        raise CompressionError(str(exc)) from None

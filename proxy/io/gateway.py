@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import config.model
 from proxy import errors, headers
+from proxy.h2_shapes import Find
+from proxy.io.dns_shortcut import DnsShortcut
 from proxy.io.forward import ForwardProxy
 from proxy.io.local import LocalAnswer, say
 from proxy.io.relay import Relay
@@ -52,6 +54,7 @@ class Gateway:
         self._edges = edges
         self._doh = doh
         self._doh_path = b""
+        self._dns_shortcut = DnsShortcut(doh)
         self._own_paths: tuple[bytes, ...] = ()
         self._table = RouteTable([])
         self._forward = ForwardProxy(resolver, self.relay)
@@ -79,6 +82,8 @@ class Gateway:
         )
         self._max_connections = proxy.max_connections
         self._doh_path = whole.resolver.doh_path.encode()
+        self._dns_shortcut.retire()  # connections that hold it were judged by the old table
+        self._dns_shortcut = DnsShortcut(self._doh)
         self._own_paths = (self._doh_path, b"/proxy.pac")
         self._table = RouteTable(whole.pools, own_names=own_names, allowed_origins=proxy.allowed_origins)
         self._forward.apply(proxy.forward, [str(listen) for listen in proxy.listen if listen.scheme == "http"])
@@ -128,6 +133,13 @@ class Gateway:
                 return
             route = refusal
         self._refuse(leg, head, route)
+
+    def shortcut(self, head: RequestHead, origin: Origin) -> Find | None:
+        """Ready answers for DNS over HTTPS by GET, to clients whose other fields passed the guard with this request."""
+        if not head.target.startswith(self._doh_path) or head.method != b"GET" or origin.scheme != b"https":
+            return None
+        own = self._doh is not None and self._table.is_own(host_of(head.authority)) and self._table.judge(head) is None
+        return self._dns_shortcut.find if own else None
 
     def _refusal(self, head: RequestHead, origin: Origin) -> Refusal | None:
         """Why a request that has a route is not taken all the same."""

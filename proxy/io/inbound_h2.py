@@ -18,6 +18,7 @@ from typing import cast
 from proxy.h2_errors import Code, H2ConnectionError
 from proxy.h2_limits import H2Limits
 from proxy.h2_server import ServerConnection, ServerStream
+from proxy.h2_shapes import Find
 from proxy.io.rims import Origin, Service
 from proxy.messages import RequestHead
 
@@ -53,6 +54,7 @@ class H2ServerConnection(asyncio.Protocol):
             on_request=self._on_request,
             on_closed=self._on_closed,
         )
+        self._h2.shortcut_for = self._shortcut_for
         self._h2.on_pong = self._on_pong
         self._h2.on_linger = self._schedule_cut
         self._loop = asyncio.get_running_loop()
@@ -125,6 +127,9 @@ class H2ServerConnection(asyncio.Protocol):
 
     def _on_request(self, stream: ServerStream, head: RequestHead) -> None:
         self._service.on_request(stream, head, self._origin)
+
+    def _shortcut_for(self, head: RequestHead) -> Find | None:
+        return self._service.shortcut(head, self._origin)
 
     def _on_closed(self) -> None:
         if not self._h2.streams:
@@ -225,6 +230,7 @@ class _Closed:
         self.limits = service.limits
 
     def on_request(self, leg: object, head: RequestHead, origin: Origin) -> None: ...
+    def shortcut(self, head: RequestHead, origin: Origin) -> None: ...
     def on_connected(self, connection: object) -> bool:
         return False
 

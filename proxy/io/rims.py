@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.h2_shapes import Find
 from proxy.messages import Abort, Leg, RequestHead
 
 HIGH_WATER = 256 * 1024
@@ -64,6 +65,12 @@ class Service(Protocol):
 
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         """A request's head is whole. Sets `leg.receiver` before it returns. Never raises."""
+
+    def shortcut(self, head: RequestHead, origin: Origin) -> Find | None:
+        """Who has whole answers ready for GETs like this one, which differ in nothing but the target; None: nobody.
+
+        What is found there was counted as served. Asked by h2 alone, where a request costs most.
+        """
 
     def on_connected(self, connection: InboundConnection) -> bool:
         """A connection is ready to speak. False when there are `max_connections` already: the rim closes it."""

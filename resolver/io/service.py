@@ -37,7 +37,7 @@ from resolver.io.flights import Flight, Flights
 from resolver.io.lookup import Resolved, dial_endpoints, read_reply
 from resolver.io.query_log import QueryLog
 from resolver.io.saved_cache import SLICE, SavedCache
-from resolver.memos import Memos
+from resolver.memos import Memo, Memos
 from resolver.question import SILENCE, Question, parse, refuse
 from resolver.ratelimit import RateLimit
 from resolver.zones import Zones
@@ -230,26 +230,30 @@ class ResolverService:
         A query whose bytes after the id came before costs one dictionary look-up. `limit` is what the transport carries;
         a datagram's reply also keeps to what the client says it takes. `sealed`: the way to the client is encrypted.
         """
-        memo = self._memos[sealed].get(wire[2:])
+        memo = self._memos[sealed].find(wire[2:], self._clock())
         if memo is not None:
-            until, entry, answer, tail = memo
-            if self._clock() < until and entry.answer is answer:
-                entry.hits += 1
-                self._memo_hits += 1
-                return wire[:2] + tail
+            memo.entry.hits += 1
+            self._memo_hits += 1
+            return wire[:2] + memo.tail
         found = self._read(wire, limit, sealed, keepalive_s)
         return found if isinstance(found, bytes) else None
 
     def look(self, wire: bytes, limit: int, *, sealed: bool = False, keepalive_s: float = 0.0) -> bytes | Wanted:
         """As `answer_cached`, but what must be waited for comes back read, for `wait`: nothing is parsed or looked up twice."""
-        memo = self._memos[sealed].get(wire[2:])
+        memo = self._memos[sealed].find(wire[2:], self._clock())
         if memo is not None:
-            until, entry, answer, tail = memo
-            if self._clock() < until and entry.answer is answer:
-                entry.hits += 1
-                self._memo_hits += 1
-                return wire[:2] + tail
+            memo.entry.hits += 1
+            self._memo_hits += 1
+            return wire[:2] + memo.tail
         return self._read(wire, limit, sealed, keepalive_s)
+
+    def memo(self, wire: bytes, *, sealed: bool) -> Memo | None:
+        """The ready reply to exactly these bytes, for those who keep it at hand; each use is told by `used`."""
+        return self._memos[sealed].find(wire[2:], self._clock())
+
+    def used(self, memo: Memo, times: int = 1) -> None:
+        memo.entry.hits += times
+        self._memo_hits += times
 
     def _read(self, wire: bytes, limit: int, sealed: bool, keepalive_s: float) -> bytes | Wanted:
         asked = parse(wire)
@@ -475,10 +479,6 @@ class ResolverService:
             **(self._validator.counts if self._validator is not None else {}),
         }
 
-    def now(self) -> float:
-        return self._clock()
-
-    def flush(self, name: str | None = None) -> int:
     @property
     def chain(self) -> Chain:
         """For those who look into it (`inspection.py`); they change nothing."""
@@ -488,6 +488,10 @@ class ResolverService:
         """Replies over a transport by the lower four bits of their rcode: a listener adds to it, metrics read it."""
         return self.replies.setdefault(transport, [0] * 16)
 
+    def now(self) -> float:
+        return self._clock()
+
+    def flush(self, name: str | None = None) -> int:
         """Forgets everything, or a name and all below it; how many answers that were. Raises ValueError for no name."""
         self._forget_memos()
         self._chain.failures.forget()

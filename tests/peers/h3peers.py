@@ -79,6 +79,9 @@ class Gateway:
         self.room = 100
         self._arrived = asyncio.Event()
 
+    def shortcut(self, head: RequestHead, origin: Origin) -> None:
+        return None
+
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         exchange = Exchanged(leg=leg, head=head, origin=origin)
         leg.receiver = exchange

@@ -45,6 +45,9 @@ class ByHand:
         self.accept = accept
         self.on_exchange: Callable[[Exchange], None] | None = None
 
+    def shortcut(self, head: RequestHead, origin: Origin) -> None:
+        return None
+
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         exchange = Exchange(leg, head, origin)
         leg.receiver = exchange

@@ -80,6 +80,9 @@ class Joining(NullReceiver):
     def on_disconnected(self, connection: InboundConnection) -> None:
         self.connections.discard(connection)
 
+    def shortcut(self, head: RequestHead, origin: Origin) -> None:
+        return None
+
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         self.client, self.asked = leg, head
         leg.receiver = NullReceiver()
