@@ -24,12 +24,14 @@ import ssl
 import tempfile
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from config.load import ConfigError, Loaded, find_file, load
-from config.model import Config
+from config.model import Config, Resolver
 from headrace import exits, identity, logs, state
 from headrace.admin import AdminApp, AdminServer
+from headrace.links import LOOK_S, LinkWatch
 from headrace.listeners import Listeners, ListenFailed
 from headrace.network import NetworkWatch
 from headrace.operations import DaemonOperations
@@ -100,6 +102,7 @@ class Daemon:
         except OSError as exc:
             logger.warning("%s cannot be used (%s): nothing outlives this process", config.state_dir, exc.strerror)
         self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
+        self.links = LinkWatch()
         resolver = config.resolver
         self.upstreams = UpstreamSet(resolver, clock=now)
         redis = resolver.cache.redis
@@ -166,6 +169,7 @@ class Daemon:
         await self.ring.start()
         await self.listeners.load_quic()
         self._spawn(self._keep_certificate(), "certificate")
+        self._spawn(self._keep_links(), "links")
         self._network = NetworkWatch(self._on_network_changed)
         self._say_ready()
 
@@ -300,6 +304,22 @@ class Daemon:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    # ---------------------------------------------------------------- links
+
+    def _with_links(self, config: Resolver) -> Resolver:
+        """The configuration, and what the machine's links know; a configured zone wins."""
+        names = {zone.name for zone in config.zones}
+        return replace(config, zones=(*config.zones, *(zone for zone in self.links.zones if zone.name not in names)))
+
+    async def _keep_links(self) -> None:
+        """Look at the links every two seconds, for as long as the daemon lives."""
+        while True:
+            if self.links.look(self.config.resolver, self.upstreams.snapshot()):
+                resolver = self._with_links(self.config.resolver)
+                self.upstreams.reconfigure(resolver)
+                self.resolver.reconfigure(resolver)
+            await asyncio.sleep(LOOK_S)
+
     # ---------------------------------------------------------------- reload
 
     async def reload(self) -> Reloaded:
@@ -340,7 +360,7 @@ class Daemon:
         """Change over to another configuration. Raises before anything is changed. Returns what waits for a restart."""
         old, new = self.config, loaded.config
         certificate = await self._prove_certificate(new)
-        resolver = new.resolver
+        resolver = self._with_links(new.resolver)
         wanted = (*new.proxy.listen, *resolver.listen)
         await self.listeners.open(wanted, self.identity, new.tls.tickets)
         # From here on nothing may fail for a reason that the file could have: it applies whole.

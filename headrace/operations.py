@@ -41,6 +41,8 @@ class DaemonOperations:
             "pools": [pool.name for pool in daemon.config.pools],
             "active_requests": daemon.gateway.active,
             "connections": daemon.gateway.connections,
+            "portal_suspected": daemon.links.portal,
+            "link_zones": [zone.name for zone in daemon.links.zones],
             "notes": [str(note) for note in daemon.loaded.notes],
         }
 

@@ -53,3 +53,5 @@ async def test_known_names_are_served_throughout_and_new_ones_soon_after(kind: s
     assert found["new_during"]["answered"] <= 1  # the way was really gone; one may have been asked before
     assert 0 <= found["new_name_after_s"] < 2.0
     assert ("the way out changed" in found["log"]) is (way == "route")
+    # With a way out and no upstream that answers a portal is suspected, and said so; no name but check names goes elsewhere.
+    assert ("a portal may stand in the way" in found["log"]) is (way == "silent")
