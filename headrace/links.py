@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from config.model import DnsUpstream, Resolver, Zone
@@ -25,6 +25,7 @@ LOOK_S = 2.0
 FOLDERS = (Path("/run/systemd/resolve/netif"), Path("/run/systemd/netif/links"))
 RESOLV_CONF = Path("/etc/resolv.conf")
 LARGEST = 64 * 1024
+WIDE = 8
 
 logger = logging.getLogger("headrace.links")
 
@@ -37,23 +38,24 @@ class LinkWatch:
         *,
         folders: Sequence[Path] = FOLDERS,
         resolv_conf: Path = RESOLV_CONF,
-        default_links: Callable[[], Iterable[str]] | None = None,
+        outward: Callable[[], set[str] | None] | None = None,
         path: Callable[[], Sequence[str]] = way_out,
     ) -> None:
         self._folders, self._resolv_conf = folders, resolv_conf
-        self._default_links = default_links or _default_links
+        self._outward = outward or outward_links
         self._path = path
         self.portal = False
         self.zones: tuple[Zone, ...] = ()
 
     def look(self, config: Resolver, upstreams: Sequence[UpstreamView]) -> bool:
         """Whether `zones` changed. `upstreams`: how those of `config` do, zones' own included."""
-        links, default = self._read_links(), set(self._default_links())
+        links, outward = self._read_links(), self._outward()
         configured = [zone.name for zone in config.zones]
-        zones = learned_zones(links, default, configured)
+        # Not knowing which network is the outer one, no link is believed.
+        zones = [] if outward is None else learned_zones(links, outward, configured)
         self._judge_portal(config, upstreams)
         if self.portal:
-            servers = [server for name in sorted(default) for server in links.get(name, Link()).servers]
+            servers = [server for name in sorted(outward or ()) for server in links.get(name, Link()).servers]
             zones += portal_zones(servers or self._resolv_servers(), [*configured, *(zone.name for zone in zones)])
         if tuple(zones) == self.zones:
             return False
@@ -114,18 +116,33 @@ def _texts(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _default_links(proc: Path = Path("/proc/net")) -> set[str]:
-    """Indices of the interfaces that a default route goes through."""
-    names = set()
-    for file, at, zeros in (("route", 0, (1, "00000000")), ("ipv6_route", 9, (0, "0" * 32))):
+def outward_links(proc: Path = Path("/proc/self/net")) -> set[str] | None:
+    """Indices of the interfaces that lead to the world: a route of fewer than 8 bits goes there (two halves of /1 do as well
+    as a default route). None when it cannot be known, as in a sandbox without /proc."""
+    names: set[str] = set()
+    readable = False
+    for file, outward in (("route", _outward_v4), ("ipv6_route", _outward_v6)):
         try:
             lines = (proc / file).read_text().splitlines()
         except OSError:
             continue
-        for fields in map(str.split, lines):
-            if len(fields) > at and fields[zeros[0]] == zeros[1] and fields[at] != "lo":
-                names.add(fields[at])
-    return {str(index) for name in names if (index := _index(name))}
+        readable = True
+        names.update(name for line in lines if (name := outward(line.split())))
+    return {str(index) for name in names if (index := _index(name))} if readable else None
+
+
+def _outward_v4(fields: list[str]) -> str:
+    """`Iface Destination Gateway Flags RefCnt Use Metric Mask ..`, the mask in hexadecimal."""
+    if len(fields) < 8 or fields[0] == "Iface":
+        return ""
+    return fields[0] if int(fields[7], 16).bit_count() < WIDE else ""
+
+
+def _outward_v6(fields: list[str]) -> str:
+    """`destination length source length next-hop .. device`, the length in hexadecimal; ::/0 of `lo` says unreachable."""
+    if len(fields) < 10 or fields[9] == "lo":
+        return ""
+    return fields[9] if int(fields[1], 16) < WIDE else ""
 
 
 def _index(name: str) -> int:

@@ -109,12 +109,12 @@ def _source(family: socket.AddressFamily, address: str) -> str:
         return ""
 
 
-def _gateways(proc: Path = Path("/proc/net")) -> Iterable[str]:
+def _gateways(proc: Path = Path("/proc/self/net")) -> Iterable[str]:
     """Interface and gateway of each default route. Two networks may give us the same address; rarely the same of both."""
     for name, wanted in (("route", _default_v4), ("ipv6_route", _default_v6)):
         try:
             lines = (proc / name).read_text().splitlines()
-        except OSError:  # hidden by a sandbox (ProcSubset=pid), or not Linux
+        except OSError:  # hidden by a sandbox (ProcSubset=pid hides /proc/net, and not this one), or not Linux
             continue
         yield from sorted({found for line in lines if (found := wanted(line.split()))})
 

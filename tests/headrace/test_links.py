@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from config.model import DnsUpstream, Resolver, Zone
-from headrace.links import LinkWatch
+from headrace.links import LinkWatch, outward_links
 from resolver.io.upstream_set import UpstreamView
 from resolver.link_zones import CHECK_NAMES, Link, learned_zones, portal_zones, read_link
 
@@ -65,11 +65,12 @@ class Machine:
         self.netif = folder / "netif"
         self.netif.mkdir()
         self.resolv = folder / "resolv.conf"
+        self.outward: set[str] | None = {"2"}
         self.path: tuple[str, ...] = ("192.168.1.7",)
         self.watch = LinkWatch(
             folders=(self.netif, folder / "none"),
             resolv_conf=self.resolv,
-            default_links=lambda: ["2"],
+            outward=lambda: self.outward,
             path=lambda: self.path,
         )
 
@@ -108,3 +109,28 @@ def test_without_systemd_a_portals_servers_are_those_of_resolv_conf(machine: Mac
     machine.resolv.write_text("# by hand\nnameserver 127.0.0.1\nnameserver 192.168.1.254\nsearch lan\n")
     assert machine.look("down")
     assert machine.watch.zones[0].upstreams == (server("192.168.1.254"),)
+
+
+def test_no_link_is_believed_while_the_outer_network_is_unknown(machine: Machine) -> None:
+    (machine.netif / "3").write_text(VPN)
+    machine.outward = None
+    assert not machine.look() and machine.watch.zones == ()
+
+
+ROUTES = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+
+
+@pytest.mark.parametrize(
+    ("v4", "v6", "leads_out"),
+    [
+        ("lo 00000000 0101A8C0 0003 0 0 0 00000000 0 0 0\n", "", True),
+        ("lo 00000080 0101A8C0 0003 0 0 0 00000080 0 0 0\n", "", True),  # 128.0.0.0/1, a half of everything
+        ("lo 0000080A 00000000 0001 0 0 0 0000FFFF 0 0 0\n", "", False),
+        ("", f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 1 0 200200 lo\n", False),
+    ],
+)
+def test_wide_routes_lead_out(v4: str, v6: str, leads_out: bool, tmp_path: Path) -> None:
+    assert outward_links(tmp_path) is None
+    (tmp_path / "route").write_text(ROUTES + v4)
+    (tmp_path / "ipv6_route").write_text(v6)
+    assert outward_links(tmp_path) == ({"1"} if leads_out else set())
