@@ -19,6 +19,8 @@ MOST, LARGEST = 16_384, 512
 
 
 class Memo(NamedTuple):
+    """True as long as the time is before `until` and `entry` holds `answer`; each use is a hit of the entry."""
+
     until: float
     entry: Entry
     answer: Answer

@@ -101,7 +101,30 @@ class BatchedUdpListener(UdpListener):
         super().__init__(listen, sock, service)
 
     def _on_readable(self) -> None:
-        self._batch.serve(self._serve)
+        """One loop with everything in locals: a call for each datagram was a fifth of its cost."""
+        batch, service = self._batch, self._service
+        count = batch.receive()
+        inbox, received, sizes, each = batch.inbox, batch.received, batch.sizes, mmsg.RECEIVED_EACH
+        known = service.known() if service.rate_limit is None and service.query_log is None else {}
+        now, replies, hits, first = service.now(), self._replies, 0, 0
+        for slot in range(count):
+            start = slot * mmsg.IN_BYTES
+            memo = known.get(bytes(inbox[start + 2 : start + received[slot * each]]))
+            if memo is not None and now < memo.until and memo.entry.answer is memo.answer:
+                tail = memo.tail
+                end = start + 2 + len(tail)
+                inbox[start + 2 : end] = tail
+                sizes[slot * 2 + 1] = end - start
+                memo.entry.hits += 1
+                replies[tail[1] & 15] += 1
+                hits += 1
+            elif reply := self._serve(batch.query(slot), slot):
+                batch.put(slot, reply)
+            else:
+                batch.send(first, slot)
+                first = slot + 1
+        batch.send(first, count)
+        service.count_known(hits)
 
     def _serve(self, wire: bytes, slot: int) -> bytes | None:
         service = self._service

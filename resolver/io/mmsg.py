@@ -13,11 +13,10 @@ import ctypes
 import errno
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any
 
 SLOTS = 64
-IN_BYTES, OUT_BYTES = 4096, 1232
+IN_BYTES = 4096
 NAME_BYTES = 28  # sockaddr_in6, the larger of the two
 _WORD = 8
 
@@ -46,9 +45,7 @@ class _Message(ctypes.Structure):
     _fields_ = [("header", _Header), ("len", ctypes.c_uint32)]
 
 
-_WORDS_EACH = ctypes.sizeof(_Message) // _WORD
-_NAME_WORD = (_Message.header.offset + _Header.name.offset) // _WORD
-_INTS_EACH = ctypes.sizeof(_Message) // 4
+RECEIVED_EACH = ctypes.sizeof(_Message) // 4
 _LEN_INT = _Message.len.offset // 4
 
 
@@ -65,73 +62,67 @@ AVAILABLE = _libc is not None
 
 
 class Batch:
-    """The slots of one socket."""
+    """The slots of one socket. A reply is written over its query, in the slot that knows the sender: where most replies
+    begin with the id that lies there already, and leave in the order they came, nothing else has to be laid out.
+
+    For the loop that answers, everything it needs for each datagram is at hand without a call: `inbox[start(slot):]` holds
+    it, `received[slot * RECEIVED_EACH]` its size, and `sizes[slot * 2 + 1]` is the reply's.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._names = ctypes.create_string_buffer(SLOTS * NAME_BYTES)
-        self._inbox = ctypes.create_string_buffer(SLOTS * IN_BYTES)
-        self._outbox = ctypes.create_string_buffer(SLOTS * OUT_BYTES)
+        self._buffer = ctypes.create_string_buffer(SLOTS * IN_BYTES)
         name_len = NAME_BYTES if sock.family == socket.AF_INET6 else 16
-        self._in, self._in_iov = self._headers(self._inbox, IN_BYTES, name_len)
-        self._out, self._out_iov = self._headers(self._outbox, OUT_BYTES, name_len)
-        self._received = memoryview(self._inbox).cast("B")
-        self._sent = memoryview(self._outbox).cast("B")
-        self._lengths = memoryview(self._in).cast("B").cast("I")
-        self._out_words = memoryview(self._out).cast("B").cast("Q")
-        self._out_iov_words = memoryview(self._out_iov).cast("B").cast("Q")
+        self._in, self._in_iov = self._headers(name_len)
+        self._out, self._out_iov = self._headers(name_len)
         self._peers = memoryview(self._names).cast("B")
-        self._names_at = ctypes.addressof(self._names)
+        self.inbox = memoryview(self._buffer).cast("B")
+        self.received = memoryview(self._in).cast("B").cast("I")[_LEN_INT:]
+        self.sizes = memoryview(self._out_iov).cast("B").cast("Q")
 
-    def _headers(self, buffer: Any, size: int, name_len: int) -> tuple[Any, Any]:
+    def _headers(self, name_len: int) -> tuple[Any, Any]:
         messages, iovecs = (_Message * SLOTS)(), (_Iovec * SLOTS)()
         for i in range(SLOTS):
-            iovecs[i].base, iovecs[i].len = ctypes.addressof(buffer) + i * size, size
+            iovecs[i].base, iovecs[i].len = ctypes.addressof(self._buffer) + i * IN_BYTES, IN_BYTES
             header = messages[i].header
             header.name, header.name_len = ctypes.addressof(self._names) + i * NAME_BYTES, name_len
             header.iov, header.iov_len = ctypes.addressof(iovecs[i]), 1
         return messages, iovecs
 
-    def serve(self, answer: Callable[[bytes, int], bytes | None]) -> int:
-        """Reads what waits, 64 at most, asks `answer(datagram, slot)` for each and writes the replies; how many came.
+    def receive(self) -> int:
+        """Reads what waits, SLOTS at most; how many came. The slots hold until the next call."""
+        # The kernel leaves `name_len` as it is: a socket has one family. -1: nothing waits, or an ICMP error.
+        return max(0, int(_libc.recvmmsg(self._sock.fileno(), self._in, SLOTS, socket.MSG_DONTWAIT, None)))
 
-        A reply goes to the sender of its slot and has at most OUT_BYTES; none or an empty one is not sent. One loop with
-        everything in locals: two method calls for each datagram were a fifth of its cost.
-        """
-        # The kernel leaves `name_len` as it is: a socket has one family.
-        count = int(_libc.recvmmsg(self._sock.fileno(), self._in, SLOTS, socket.MSG_DONTWAIT, None))
-        received, lengths, sent = self._received, self._lengths, self._sent
-        iov_words, words, names_at = self._out_iov_words, self._out_words, self._names_at
-        replies = 0
-        for slot in range(count):  # none when it is -1: nothing waits, or an ICMP error of an earlier reply
-            start = slot * IN_BYTES
-            reply = answer(bytes(received[start : start + lengths[slot * _INTS_EACH + _LEN_INT]]), slot)
-            if reply:
-                at, size = replies * OUT_BYTES, len(reply)
-                sent[at : at + size] = reply
-                iov_words[replies * 2 + 1] = size
-                words[replies * _WORDS_EACH + _NAME_WORD] = names_at + slot * NAME_BYTES
-                replies += 1
-        self._send(replies)
-        return max(0, count)
+    def query(self, slot: int) -> bytes:
+        """The datagram of a slot, before a reply was put over it."""
+        start = slot * IN_BYTES
+        return bytes(self.inbox[start : start + self.received[slot * RECEIVED_EACH]])
+
+    def put(self, slot: int, reply: bytes) -> None:
+        """Lays out a reply of at most IN_BYTES for `send`."""
+        start, size = slot * IN_BYTES, len(reply)
+        self.inbox[start : start + size] = reply
+        self.sizes[slot * 2 + 1] = size
+
+    def send(self, first: int, end: int) -> None:
+        """Sends the replies of the slots from `first` to before `end`. What the kernel has no room for is lost, as
+        datagrams are; one that it refuses is passed over."""
+        while first < end:
+            sent = int(_libc.sendmmsg(self._sock.fileno(), ctypes.byref(self._out[first]), end - first, 0))
+            if sent > 0:
+                first += sent
+            elif ctypes.get_errno() in (errno.EAGAIN, errno.ENOBUFS):
+                return
+            elif ctypes.get_errno() != errno.EINTR:
+                first += 1
 
     def peer(self, slot: int) -> tuple[Any, ...]:
-        """The address of a slot as the socket module wants it. Valid until `serve` is called again."""
+        """The address of a slot as the socket module wants it. Valid until the next `receive`."""
         name = bytes(self._peers[slot * NAME_BYTES : (slot + 1) * NAME_BYTES])
         port = int.from_bytes(name[2:4], "big")
         if self._sock.family == socket.AF_INET:
             return socket.inet_ntop(socket.AF_INET, name[4:8]), port
         flow, scope = int.from_bytes(name[4:8], "big"), int.from_bytes(name[24:28], sys.byteorder)
         return socket.inet_ntop(socket.AF_INET6, name[8:24]), port, flow, scope
-
-    def _send(self, count: int) -> None:
-        """What the kernel has no room for is lost, as datagrams are; one that it refuses is passed over."""
-        done = 0
-        while done < count:
-            sent = int(_libc.sendmmsg(self._sock.fileno(), ctypes.byref(self._out[done]), count - done, 0))
-            if sent > 0:
-                done += sent
-            elif ctypes.get_errno() in (errno.EAGAIN, errno.ENOBUFS):
-                return
-            elif ctypes.get_errno() != errno.EINTR:
-                done += 1

@@ -251,9 +251,18 @@ class ResolverService:
         """The ready reply to exactly these bytes, for those who keep it at hand; each use is told by `used`."""
         return self._memos[sealed].find(wire[2:], self._clock())
 
-    def used(self, memo: Memo, times: int = 1) -> None:
-        memo.entry.hits += times
-        self._memo_hits += times
+    def used(self, memo: Memo) -> None:
+        memo.entry.hits += 1
+        self._memo_hits += 1
+
+    def known(self, *, sealed: bool = False) -> Memos:
+        """Ready replies by the bytes of the query behind its id, for loops that cannot afford a call; see `Memo` for what
+        makes one true, `count_known` for what to tell."""
+        return self._memos[sealed]
+
+    def count_known(self, hits: int) -> None:
+        """So many replies were taken from `known`; each counted a hit of its entry there."""
+        self._memo_hits += hits
 
     def _read(self, wire: bytes, limit: int, sealed: bool, keepalive_s: float) -> bytes | Wanted:
         asked = parse(wire)
