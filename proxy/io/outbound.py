@@ -169,8 +169,9 @@ class EdgeConnections:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def drop_idle(self) -> None:
-        """Close what is idle: after a network change or a long sleep it is dead without saying so."""
-        for held in (*self._idle, *(h for h in self._shared if not h.connection.active)):
+        """Close what is idle: after a network change or a long sleep it is dead without saying so. A shared one with work
+        gets nothing more: TCP tries a dead path again after 3, 6, 12 s, and a new request would wait for that."""
+        for held in (*self._idle, *self._shared):
             self._leave(held)
 
     # ---------------------------------------------------------------- giving out

@@ -154,6 +154,7 @@ class LossyLink:
                 ip("-n", name, "-6", "addr", "add", f"{mine6}/64", "dev", "line0", "nodad")
                 ip("-n", name, "link", "set", "line0", "up")
                 ip("-n", name, "link", "set", "lo", "up")
+                ip("-n", name, "route", "add", "default", "dev", "line0")
             self.a_to_b = Direction(self._fds[1], self.now, self._rng, from_a=True)
             self.b_to_a = Direction(self._fds[0], self.now, self._rng, from_a=False)
             self._thread = threading.Thread(target=self._carry, name="lossy-link", daemon=True)
@@ -187,6 +188,7 @@ class LossyLink:
 
     def plug(self) -> None:
         ip("-n", self.namespace_a, "link", "set", "line0", "up")
+        ip("-n", self.namespace_a, "route", "replace", "default", "dev", "line0")
 
     def _carry(self) -> None:
         ways = {self._fds[0]: self.a_to_b, self._fds[1]: self.b_to_a}

@@ -16,6 +16,7 @@ from bench.soak import Hearing, Plan, send, until
 from bench.soak_stage import VERSIONS, Clients, KillableEdge, listen
 from config.model import Config, Edge, Pool, Probe, Timeouts
 from headrace.lab.ca import ThrowAwayCa
+from headrace.network import NetworkWatch
 from proxy.io.edges import EdgeSet
 from proxy.io.gateway import Gateway
 from proxy.waterfall import RequestRecord
@@ -43,6 +44,8 @@ class Side:
         return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, within_s), self._loop).result(within_s + 5)
 
     def close(self) -> None:
+        # A transport whose peer is deaf lingers for two seconds before it is cut; only the loop's own pipe stays.
+        self.run(until(lambda: len(self._loop._selector.get_map()) <= 1, 4))  # type: ignore[attr-defined]
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
@@ -138,9 +141,11 @@ async def gateway_for(edges: list[Edge], ca: ThrowAwayCa, *, ipv6: bool) -> Asyn
     clients = {version: Clients(version, listener.address[1], ca) for version, listener in listeners.items()}
     near = Near(gateway, edge_set, clients, pools)
     near.records = records
+    watch = NetworkWatch(lambda reason: edge_set.network_changed())  # as the daemon does
     try:
         yield near
     finally:
+        watch.close()
         for each in clients.values():
             each.close()
         gateway.abort_all()
@@ -188,6 +193,4 @@ def staged(ca: ThrowAwayCa, *, ipv6: bool = False, **line: Any) -> Iterator[Stag
 async def stop(edges: list[KillableEdge]) -> None:
     for edge in edges:
         edge.kill()
-    # A transport whose peer is deaf lingers for two seconds before it is cut.
-    await until(lambda: not any(edge.connections for edge in edges), 4)
     await asyncio.sleep(0.05)

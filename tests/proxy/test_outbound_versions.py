@@ -106,6 +106,20 @@ async def test_auto_shares_one_h2_connection_among_a_hundred_requests(authority:
 
 
 @needs_nginx
+async def test_after_a_network_change_a_connection_with_work_gets_no_more(authority: Authority, tmp_path: Path) -> None:
+    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
+        await ask(pool)
+        leg, marks = await wait_for_leg(pool).leg()
+        assert marks.reused
+        working = say(leg)
+        pool.drop_idle()
+        _, marks = await ask(pool)
+        assert not marks.reused
+        assert await asyncio.wait_for(working.over, 5) is None
+        assert working.body == b"nginx"
+
+
+@needs_nginx
 async def test_auto_falls_to_h1_where_alpn_has_no_h2(authority: Authority, tmp_path: Path) -> None:
     async with nginx(tmp_path, authority, h2=False) as port, connections(at(port, authority)) as pool:
         answers = await asyncio.gather(*(ask(pool) for _ in range(20)))
