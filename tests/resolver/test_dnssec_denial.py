@@ -139,3 +139,11 @@ def test_hashes_are_those_of_dnspython(owner: dns.name.Name, iterations: int, sa
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUV"
     number = functools.reduce(lambda n, c: n << 5 | digits.index(c), text, 0)
     assert nsec3_hash(owner, salt, iterations) == number.to_bytes(20)
+
+
+@pytest.mark.parametrize("denial", ["nsec", "nsec3"])
+def test_a_zone_cannot_deny_its_own_ds_which_stands_above_it(denial: str) -> None:
+    of = zone(denial)
+    assert all_denials(of).type_absent(of.origin, T.DS) is Proof.MISSING
+    assert all_denials(of).no_ds(of.origin) is Cut.MISSING
+    assert all_denials(of).type_absent(name("www"), T.DS) is Proof.PROVEN

@@ -18,7 +18,7 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from config.model import DnsCache, Record, Zone
+from config.model import DnsCache, Record, Resolver, Zone
 from resolver.answer import Answer
 from resolver.dnssec_answer import Security
 from resolver.io.clock import now
@@ -26,6 +26,7 @@ from resolver.io.fetch import question_for
 from resolver.io.service import ResolverService
 from tests.peers.dns import Ask, Peer
 from tests.peers.signed import DAY, SignedZone, Tree
+from tests.resolver.scripted import ScriptedUpstreams, answer
 from tests.resolver.signed_lab import BOGUS_NAMES, INSECURE_NAMES, SECURE_NAMES, lab_tree, recurse, validating
 
 T = dns.rdatatype
@@ -152,6 +153,18 @@ async def test_cd_gets_the_data_and_its_failures_are_its_own(tmp_path: Path) -> 
             assert reply.rcode() == 0 and reply.answer and not is_ad(reply) and reply.flags & dns.flags.CD
 
 
+async def test_under_cd_an_encrypted_upstreams_ad_is_not_passed_on_as_ours(tmp_path: Path) -> None:
+    upstreams = ScriptedUpstreams(lambda query: answer(query, "60 A 192.0.2.1", flags=dns.flags.AD), encrypted=True)
+    service = ResolverService(
+        Resolver(dnssec="validate", hosts_files=(), cache=DnsCache(persist=False)),
+        state_dir=tmp_path,
+        upstreams=upstreams,
+    )
+    reply = await ask(service, "www.good.test", cd=True)
+    await service.close()
+    assert reply.answer and not is_ad(reply)
+
+
 async def test_upstream_is_asked_with_do_and_cd(tmp_path: Path) -> None:
     async with Peer(recurse) as peer, validating(tmp_path, peer) as service:
         await ask(service, "www.good.test", do=False)
@@ -222,7 +235,16 @@ def expand_a_wildcard(reply: dns.message.Message) -> None:
     reply.authority = other.authority
 
 
+def lead_astray(reply: dns.message.Message) -> None:
+    """A CNAME that claims to follow from the DNAME beside it, and leads to another signed name."""
+    other = lab_tree().recurse(dns.message.make_query("www.rsa.test", "A", want_dnssec=True))
+    dname = [rrset for rrset in reply.answer if T.DNAME in (rrset.rdtype, rrset.covers)]
+    made = dns.rrset.from_text(reply.question[0].name, 300, "IN", "CNAME", "www.rsa.test.")
+    reply.answer = [*dname, made, *other.answer]
+
+
 LIES = [
+    ("www.tree.nsec3.test", lead_astray),
     ("www.good.test", replace_address),
     ("www.good.test", add_address),
     ("www.good.test", unsign),
