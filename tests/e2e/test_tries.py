@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ async def kept() -> AsyncIterator[Stage]:
         yield stage
 
 
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder with a short path: a browser's profile holds a socket, whose path may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="try-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 async def typed(stage: Stage, each: Try, home: Path) -> Ran:
     """Run it in a shell in which the exports and the virtual environment are set."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -52,12 +60,12 @@ async def typed(stage: Stage, each: Try, home: Path) -> Ran:
 
 
 @pytest.mark.parametrize("each", TRIES, ids=lambda each: each.name)
-async def test_a_line_does_what_it_says(kept: Stage, each: Try, tmp_path: Path) -> None:
+async def test_a_line_does_what_it_says(kept: Stage, each: Try, home: Path) -> None:
     if shutil.which(each.tool) is None and each.tool not in ("python", "headrace"):
         pytest.skip(f"{each.tool} is not installed")
     if each.name == "see where the time went":
-        await typed(kept, TRIES[0], tmp_path)
-    ran = await typed(kept, each, tmp_path)
+        await typed(kept, TRIES[0], home)
+    ran = await typed(kept, each, home)
     assert ran.code == 0, ran.err
     assert [part for part in EXPECTED[each.name] if part not in ran.out] == []
 
