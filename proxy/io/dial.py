@@ -34,6 +34,8 @@ from resolver.endpoints import Endpoints
 from resolver.errors import ResolverError
 from resolver.io.tls_client import ResumingContext, client_context, was_resumed
 
+SHUTDOWN_S = 2.0
+"""What a dial that nobody wants any more may take to end its half-made TLS; the loop's own 30 s would hold a socket each."""
 FIXED_TTL_S = 86_400.0  # of an address that the configuration names
 
 
@@ -330,6 +332,7 @@ class Dialler:
             sock=connected.sock,
             ssl=context,
             server_hostname=edge.tls_name if context is not None else None,
+            ssl_shutdown_timeout=SHUTDOWN_S if context is not None else None,
         )
         if negotiating.connection is None:
             raise DialError(failed_dial(ValueError(f"alpn gave {negotiating.alpn or 'nothing'}, not h2"), place))
