@@ -7,7 +7,7 @@ through a group: events in (`Answered`, `Failed`, `Ticked`), commands out (`Ask`
     Ticked(hedge)    the first is slower than its own p90: Ask(second), while the hedge budget lasts
     Ticked(patience) the first is late beyond doubt: Ask(next), free of the budget
     Failed           Ask(next), or GiveUp when nobody is left and nothing is in flight
-    Answered         Deliver, once; later answers still teach
+    Answered         Deliver, once; later answers still teach, and who is still silent was outrun
 
 An ask is never taken back: the loser of a hedge is heard to its end, so that it is measured too.
 Rules for editing: 1. no clock and no dice here, `now` and draws are arguments; 2. each upstream is asked at most once
@@ -33,6 +33,7 @@ PATIENCE_MIN_S, PATIENCE_MAX_S = 0.250, 1.0
 GAIN = 1 / 8  # of the moving averages, as TCP's srtt (RFC 6298)
 HALF_LIFE_S = 60.0  # how fast an old measurement is forgotten
 BACKOFF_MAX_S = 60.0
+OUTRUN_TO_SUSPECT = 2
 SILENCES_TO_FALL = 2  # one lost datagram takes nobody down
 
 
@@ -107,6 +108,7 @@ class Standing:
         "failures_in_row",
         "loss",
         "measured_at",
+        "outrun_in_row",
         "reason",
         "rtt_s",
     )
@@ -117,6 +119,7 @@ class Standing:
         self.measured_at = 0.0
         self.asked = self.failed = 0
         self.failures_in_row = 0
+        self.outrun_in_row = 0  # hedges that beat it since its last answer
         self.down_until = 0.0
         self.reason = ""
         self._samples: deque[float] = deque(maxlen=64)
@@ -126,7 +129,7 @@ class Standing:
         self.rtt_s = took_s if self.rtt_s is None else self.rtt_s + (took_s - self.rtt_s) * GAIN
         self.loss -= self.loss * GAIN
         self.measured_at = now
-        self.failures_in_row, self.down_until, self.reason = 0, 0.0, ""
+        self.failures_in_row, self.outrun_in_row, self.down_until, self.reason = 0, 0, 0.0, ""
         self._samples.append(took_s)
         # A sort of 64 floats is 3 us: the percentile may lag by eight answers, the first ones excepted.
         if self._p90_s is None or len(self._samples) < 8 or self.asked % 8 == 0:
@@ -144,6 +147,16 @@ class Standing:
         if beyond >= 0:
             self.down_until = now + min(2.0 ** min(beyond, 10), BACKOFF_MAX_S)
 
+    def outrun(self, after_s: float, now: float) -> bool:
+        """A hedge was answered before it. Once is chance; twice, and without any answer between, makes it suspect; more
+        is a silent death, which counts as silence before its patience is up. True when it was counted so."""
+        self.outrun_in_row += 1
+        if self.outrun_in_row <= OUTRUN_TO_SUSPECT:
+            self.loss += (1 - self.loss) * GAIN
+            return False
+        self.lost(Fault.SILENT, f"outrun: no answer in {after_s:.2f} s", now)
+        return True
+
     def refused(self, reason: str) -> None:
         """An answer that helps nobody (SERVFAIL, REFUSED). One broken domain must not take a resolver down."""
         self.failed += 1
@@ -151,7 +164,7 @@ class Standing:
 
     def forgive(self) -> None:
         """The network changed: old failures say nothing about the new one."""
-        self.failures_in_row, self.down_until = 0, 0.0
+        self.failures_in_row, self.outrun_in_row, self.down_until = 0, 0, 0.0
 
     def is_down(self, now: float) -> bool:
         return self.down_until > now
@@ -318,6 +331,12 @@ class Attempt:
         if self.done:
             return []
         self.done = True
+        for url, asked_at in self._in_flight.items():
+            standing, after_s = self._group.standings[url], event.now - asked_at
+            if url == self._beside or url in self._late or after_s < standing.hedge_after_s():
+                continue
+            if standing.outrun(after_s, event.now):
+                self._late.add(url)
         return [Deliver(event.url)]
 
     def _failed(self, event: Failed) -> list[Command]:
@@ -341,13 +360,19 @@ class Attempt:
             self._count_late(now)
             return [self._ask(now), self._wake()]
         if self._left and now >= self._hedge_at:
-            self._hedge_at = self._deadline
-            if self._group.take_hedge():
+            if self._is_suspect() or self._group.take_hedge():
+                self._hedge_at = self._deadline
                 patience_at = self._patience_at  # of the first: the hedge does not make it less late
                 ask = self._ask(now)
                 self._patience_at = patience_at
                 return [ask, self._wake()]
+            # Out of tokens: what the hedges of others find out meanwhile may make this one free.
+            self._hedge_at = now + HEDGE_MIN_S / 2
         return [self._wake()]
+
+    def _is_suspect(self) -> bool:
+        """Whether those asked have lately been beaten by hedges and said nothing since: hedging them costs no token."""
+        return all(self._group.standings[url].outrun_in_row >= OUTRUN_TO_SUSPECT for url in self._in_flight)
 
     def _ask(self, now: float) -> Ask:
         url = self._left.popleft()

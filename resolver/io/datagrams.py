@@ -20,6 +20,7 @@ from typing import Any
 from config.model import Listen
 from resolver.io import mmsg
 from resolver.io.service import DATAGRAM_LIMIT, ResolverService, Wanted
+from resolver.memos import Memos
 
 log = logging.getLogger("headrace.resolver")
 
@@ -105,12 +106,15 @@ class BatchedUdpListener(UdpListener):
         batch, service = self._batch, self._service
         count = batch.receive()
         inbox, received, sizes, each = batch.inbox, batch.received, batch.sizes, mmsg.RECEIVED_EACH
-        known = service.known() if service.rate_limit is None and service.query_log is None else {}
+        known = service.known() if service.rate_limit is None and service.query_log is None else Memos()
         now, replies, hits, first = service.now(), self._replies, 0, 0
         for slot in range(count):
             start = slot * mmsg.IN_BYTES
-            memo = known.get(bytes(inbox[start + 2 : start + received[slot * each]]))
-            if memo is not None and now < memo.until and memo.entry.answer is memo.answer:
+            asked = bytes(inbox[start + 2 : start + received[slot * each]])
+            memo = known.get(asked)
+            if memo is not None and not (now < memo.until and memo.entry.answer is memo.answer):
+                memo = known.find(asked, now)
+            if memo is not None:
                 tail = memo.tail
                 end = start + 2 + len(tail)
                 inbox[start + 2 : end] = tail

@@ -13,6 +13,7 @@ import asyncio
 from typing import cast
 
 from resolver.io.service import STREAM_LIMIT, ResolverService, Wanted
+from resolver.memos import Memos
 
 IDLE_S = 10.0
 """RFC 7766 6.2.3 asks for seconds, not minutes; also the time a message may take from its first byte to its last."""
@@ -88,15 +89,18 @@ class StreamConnection(asyncio.Protocol):
     def _take_messages(self) -> None:
         """One loop with everything in locals for what is known, as for datagrams."""
         buffer, at, service = self._buffer, 0, self._service
-        known = service.known(sealed=self._sealed) if service.rate_limit is None and service.query_log is None else {}
+        known = service.known(sealed=self._sealed) if service.rate_limit is None and service.query_log is None else Memos()
         now, out, replies, hits = service.now(), self._out, self._replies, 0
         while self._pending < MOST_PENDING and not self._stuck and len(buffer) - at >= 2:
             size = buffer[at] << 8 | buffer[at + 1]
             end = at + 2 + size
             if len(buffer) < end:
                 break
-            memo = known.get(bytes(buffer[at + 4 : end]))
-            if memo is not None and now < memo.until and memo.entry.answer is memo.answer:
+            asked = bytes(buffer[at + 4 : end])
+            memo = known.get(asked)
+            if memo is not None and not (now < memo.until and memo.entry.answer is memo.answer):
+                memo = known.find(asked, now)
+            if memo is not None:
                 tail = memo.tail
                 out += ((len(tail) + 2).to_bytes(2) + buffer[at + 2 : at + 4], tail)
                 memo.entry.hits += 1

@@ -77,11 +77,49 @@ def test_without_hedge_budget_the_next_is_asked_only_when_the_first_is_late() ->
     g = group(a=0.1, b=0.1)
     g.hedge_tokens = 0.0
     attempt, _ = begun(g)
-    assert attempt.on(Ticked(0.1)) == [WakeAt(pytest.approx(0.3))]
+    assert attempt.on(Ticked(0.1)) == [WakeAt(pytest.approx(0.125))]
+    assert attempt.on(Ticked(0.28)) == [WakeAt(pytest.approx(0.3))]
     assert attempt.on(Ticked(0.31)) == [Ask(B), WakeAt(2.0)]
     assert g.standings[A].failures_in_row == 1, "late counts once"
     assert attempt.on(Failed(A, Fault.SILENT, "timeout", 2.0)) == []
     assert g.standings[A].failures_in_row == 1
+
+
+def outrun(g: Group, now: float) -> None:
+    """B, asked beside A after its hedge time, answers and A does not."""
+    attempt, _ = begun(g, now, now + 2.0)
+    assert Ask(B) in attempt.on(Ticked(now + 0.1))
+    assert attempt.on(Answered(B, 0.02, now + 0.12)) == [Deliver(B)]
+
+
+def test_after_two_lost_races_a_silent_upstream_is_hedged_free_of_the_budget() -> None:
+    g = group(a=0.1, b=0.1)
+    waiting, _ = begun(g)
+    outrun(g, 0.0)
+    g.hedge_tokens = 1.0
+    outrun(g, 0.01)
+    g.hedge_tokens = 0.0
+    assert Ask(B) in waiting.on(Ticked(0.13))
+    assert g.standings[A].down_until == 0.0, "it may only be slow: patience judges that"
+
+
+def test_one_lost_race_or_one_that_was_answered_after_all_frees_no_hedge() -> None:
+    for answers in (False, True):
+        g = group(a=0.1, b=0.1)
+        waiting, _ = begun(g)
+        outrun(g, 0.0)
+        if answers:
+            outrun(g, 0.01)
+            g.standings[A].answered(0.13, 0.13)
+        g.hedge_tokens = 0.0
+        assert waiting.on(Ticked(0.13)) == [WakeAt(pytest.approx(0.155))]
+
+
+def test_the_fastest_is_another_one_once_it_was_outrun() -> None:
+    g = group("fastest", a=0.100, b=0.101)
+    assert g.ranked(0.0, 0.0) == [A, B]
+    outrun(g, 0.0)
+    assert g.ranked(0.2, 0.0) == [B, A]
 
 
 def test_a_hedge_does_not_push_the_first_ones_lateness_on() -> None:
