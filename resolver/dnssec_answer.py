@@ -157,13 +157,17 @@ class _Judgement:
         """Whether a CNAME follows from a DNAME of the same answer (RFC 6672 5.3.1): then the DNAME is what is signed."""
         if signed.type != w.CNAME or signed.signatures or len(signed.rrset) != 1 or signed.flaw:
             return False
+        # Rdata that is no name arrives in generic form (RFC 3597): an alias that leads nowhere follows from nothing.
+        alias = getattr(signed.rrset[0], "target", None)
         for other in self.message.answers.values():
             if other.type == w.DNAME and signed.name != other.name and signed.name.is_subdomain(other.name):
+                target = getattr(other.rrset[0], "target", None)
+                if alias is None or target is None:
+                    return False
                 try:
-                    made = signed.name.relativize(other.name) + other.rrset[0].target
+                    return bool(signed.name.relativize(other.name) + target == alias)
                 except dns.exception.DNSException:
                     return False
-                return bool(made == signed.rrset[0].target)
         return False
 
     def _end(self) -> Name | None:
