@@ -32,7 +32,7 @@ class PoolLimits:
 class Held:
     """A connection and what the pool knows of it."""
 
-    __slots__ = ("connection", "dialled", "idle_since", "marks", "remembered", "used")
+    __slots__ = ("connection", "dialled", "idle_since", "marks", "remembered", "serving", "used")
 
     def __init__(self, dialled: Dialled) -> None:
         self.connection: EdgeConnection = dialled.connection
@@ -41,6 +41,7 @@ class Held:
         self.idle_since: float | None = None
         self.used = False
         self.remembered = False
+        self.serving = False  # its room is being given out
 
     @property
     def is_shared(self) -> bool:

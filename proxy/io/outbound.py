@@ -217,10 +217,14 @@ class EdgeConnections:
 
     def _serve(self, held: Held, *, new: bool) -> None:
         """Give the connection's room to those in line."""
+        if held.serving:
+            return  # open() told of the room it took: nested, hundreds in line would be as many calls deep
+        held.serving = True
         lines = SERVED_BY_H1 if not held.is_shared else (WEBSOCKET, ANY) if held.takes_websockets else (ANY,)
         for line in lines:
             while held.connection.room > 0 and (waiting := self._lines.next(line, new=new)) is not None:
                 self._give(held, waiting.opening, self._marks(held, waiting))
+        held.serving = False
 
     # ---------------------------------------------------------------- what connections do
 

@@ -15,17 +15,20 @@ from typing import Any
 import pytest
 import uvloop
 
-from config.model import Edge, Probe
+from config.model import Edge, Listen, Probe
+from headrace.lab.ca import ThrowAwayCa
 from headrace.lab.lab import Lab
 from proxy.io.dial import Pace, Rims
+from proxy.io.inbound_tcp import listen_tcp
 from proxy.io.outbound import EdgeConnections
 from proxy.io.probes import Prober
-from proxy.io.rims import EdgeConnection
+from proxy.io.rims import EdgeConnection, Limits
 from proxy.messages import Cause, Leg
 from proxy.reach import Reach
 from tests.peers.authority import Authority
 from tests.peers.edgepeer import Names, ask, edge_peer, eventually, free_port, say, wait_for_leg
 from tests.peers.fakeleg import FakeLeg
+from tests.peers.services import ByHand
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 needs_nginx = pytest.mark.skipif(not Path(NGINX).exists(), reason="nginx is not installed")
@@ -117,6 +120,26 @@ async def test_after_a_network_change_a_connection_with_work_gets_no_more(author
         assert not marks.reused
         assert await asyncio.wait_for(working.over, 5) is None
         assert working.body == b"nginx"
+
+
+async def test_hundreds_that_wait_for_one_connection_are_served_in_their_order(ca: ThrowAwayCa) -> None:
+    service, asked = ByHand(Limits(max_streams=1000)), []
+    service.on_exchange = lambda exchange: exchange.answer()
+    listener = await listen_tcp(Listen("https", "127.0.0.1", 0), service, tls=ca.server_context(["h2"]))
+    edge = Edge(
+        "e", "https", "localhost", listener.address[1], protocol="h2", ca_file=str(ca.ca_file), addresses=("127.0.0.1",)
+    )
+
+    async def one(number: int) -> None:
+        leg, _ = await wait_for_leg(pool).leg()
+        asked.append(number)
+        hearing = say(leg)
+        assert await asyncio.wait_for(hearing.over, 10) is None
+
+    async with connections(edge) as pool:
+        await asyncio.gather(*(one(number) for number in range(900)))
+        assert asked == list(range(900))
+    listener.close()
 
 
 @needs_nginx
