@@ -42,6 +42,7 @@ class Code(IntEnum):
 
     NORMAL = 1000
     GOING_AWAY = 1001
+    PROTOCOL_ERROR = 1002
     NO_STATUS = 1005
     INTERNAL = 1011  # openai-python reconnects on it; on 1014, "bad gateway", it does not
     RESTART = 1012
@@ -190,7 +191,9 @@ class FrameScanner:
     def _on_close(self, chunk: bytes, at: int, after: int, payload: bytes, mask: bytes) -> None:
         code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else int(Code.NO_STATUS)
         if len(payload) >= 2 and code in NEVER_ON_THE_WIRE:
-            code = int(Code.INTERNAL)
+            # From a client it breaks the protocol, and its edge is told so (Autobahn 7.9.4, 7.9.5). An edge that says it
+            # has lost something itself, and its client may try again.
+            code = int(Code.PROTOCOL_ERROR if mask else Code.INTERNAL)
             self._replace(chunk, at, after, frame(Op.CLOSE, code.to_bytes(2, "big") + payload[2:], mask))
         if self.close_code is None:
             self.close_code = code
