@@ -157,15 +157,12 @@ class _Judgement:
         """Whether a CNAME follows from a DNAME of the same answer (RFC 6672 5.3.1): then the DNAME is what is signed."""
         if signed.type != w.CNAME or signed.signatures or len(signed.rrset) != 1 or signed.flaw:
             return False
-        # Rdata that is no name arrives in generic form (RFC 3597): an alias that leads nowhere follows from nothing.
-        alias = getattr(signed.rrset[0], "target", None)
+        alias = _target(signed)
         for other in self.message.answers.values():
             if other.type == w.DNAME and signed.name != other.name and signed.name.is_subdomain(other.name):
-                target = getattr(other.rrset[0], "target", None)
-                if alias is None or target is None:
-                    return False
+                target = _target(other)
                 try:
-                    return bool(signed.name.relativize(other.name) + target == alias)
+                    return target is not None and bool(signed.name.relativize(other.name) + target == alias)
                 except dns.exception.DNSException:
                     return False
         return False
@@ -177,9 +174,10 @@ class _Judgement:
             return end
         for _ in range(LONGEST_CHAIN + 1):
             alias = self.message.answer(end, w.CNAME)
-            if alias is None or not hasattr(alias.rrset[0], "target"):
+            target = None if alias is None else _target(alias)
+            if target is None:
                 return end
-            end = alias.rrset[0].target
+            end = target
         return None
 
     def _unwritable(self, end: Name) -> Steps[_Part]:
@@ -249,8 +247,14 @@ class _Judgement:
         return _Part(Security.SECURE, state.zone, zone_state=state)
 
 
+def _target(alias: Signed) -> Name | None:
+    """Where a CNAME or DNAME leads; None when its RDATA is no name, and so came as mere bytes."""
+    target: Name | None = getattr(alias.rrset[0], "target", None)
+    return target
+
+
 def _overflows(name: Name, dname: Signed) -> bool:
-    target = dname.rrset[0].target
+    target = _target(dname) or dns.name.root
     return len(name.to_wire() or b"") - len(dname.name.to_wire() or b"") + len(target.to_wire() or b"") > w.LONGEST_NAME
 
 

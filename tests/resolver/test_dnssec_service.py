@@ -479,6 +479,15 @@ async def test_answers_taken_on_trust_are_not_given_once_validation_is_on(tmp_pa
         assert (await ask(service, "www.forged.test")).rcode() == dns.rcode.SERVFAIL
 
 
+async def test_what_was_judged_from_other_anchors_is_judged_again(tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.write_text(lab_tree().anchors() + lab_tree().anchors("island.plain.test."))
+    async with Peer(recurse) as peer, validating(tmp_path, peer) as service:
+        assert not is_ad(await ask(service, "www.island.plain.test"))
+        service.reconfigure(replace(service._config, trust_anchors=str(more)))
+        assert is_ad(await ask(service, "www.island.plain.test"))
+
+
 async def test_a_ttl_never_outlives_its_signature(tmp_path: Path) -> None:
     def wall() -> float:
         return time.time() + 7 * DAY - 20
