@@ -79,6 +79,10 @@ class Server(AbstractContextManager["Server"]):
             self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
     def pids(self) -> list[int]:
         """The process and its descendants."""
         assert self._process is not None
@@ -130,10 +134,13 @@ class Figures:
     def add(self, contestant: str, value: float) -> None:
         self.values.setdefault(contestant, []).append(value)
 
-    def ratio(self, contestant: str) -> float:
-        """Median over the rounds of contestant / peer."""
-        pairs = zip(self.values[contestant], self.values[self.peer], strict=True)
-        return statistics.median(ours / theirs for ours, theirs in pairs if theirs)
+    def ratio(self, contestant: str, peer: str = "") -> float:
+        """Median over the rounds of contestant / peer (this figure's own, when none is named); 0 where the peer has 0."""
+        pairs = zip(self.values[contestant], self.values[peer or self.peer], strict=True)
+        return statistics.median([ours / theirs for ours, theirs in pairs if theirs] or [0.0])
+
+    def median(self, contestant: str) -> float:
+        return statistics.median(self.values[contestant])
 
     def row(self) -> dict[str, object]:
         return {
