@@ -209,7 +209,7 @@ class Soak:
     async def _count(self) -> Census:
         """A QUIC connection that was closed answers for three more round trips, a TCP transport lingers up to 2 s."""
         assert self.report.before is not None
-        census, deadline = take_census(self._stage), time.monotonic() + 10
+        census, deadline = take_census(self._stage), time.monotonic() + 20
         while census.more_than(self.report.before) and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
             census = take_census(self._stage)
