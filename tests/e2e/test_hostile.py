@@ -282,19 +282,20 @@ async def test_connect_leads_only_where_it_may(stage: Stage, target: str) -> Non
 
 
 class Sink(asyncio.Protocol):
-    """An edge that takes whatever comes and answers each MIB with nothing; a request's end is `size` bytes of body."""
+    """An edge that takes whatever comes and answers when `size` bytes of body are there."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._got = size, 0
+        self._left, self._head = size, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if not self._got:
-            data = data.partition(b"\r\n\r\n")[2]
-        self._got += len(data)
-        if self._got >= self._size:
+        if not self._head.endswith(b"\r\n\r\n"):
+            head, end, data = (self._head + data).partition(b"\r\n\r\n")
+            self._head = head + end
+        self._left -= len(data)
+        if self._left <= 0:
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")  # type: ignore[attr-defined]
 
 
