@@ -89,7 +89,9 @@ class StreamConnection(asyncio.Protocol):
     def _take_messages(self) -> None:
         """One loop with everything in locals for what is known, as for datagrams."""
         buffer, at, service = self._buffer, 0, self._service
-        known = service.known(sealed=self._sealed) if service.rate_limit is None and service.query_log is None else Memos()
+        known = (
+            service.known(sealed=self._sealed) if service.rate_limit is None and service.query_log is None else Memos()
+        )
         now, out, replies, hits = service.now(), self._out, self._replies, 0
         while self._pending < MOST_PENDING and not self._stuck and len(buffer) - at >= 2:
             size = buffer[at] << 8 | buffer[at + 1]
