@@ -35,7 +35,7 @@ Measure = Callable[[argparse.Namespace], list[Figures]]
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench dns", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each run")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--modes", default="udp,tcp,dot,doh", help="transports of the cached part")
     parser.add_argument("--misses", type=int, default=8_000, help="names in each uncached run")
@@ -184,8 +184,8 @@ def outage(options: argparse.Namespace) -> list[Figures]:
             upstreams = [origin(stage, delay_ms=DELAY_MS) for _ in range(2)]
             contestant = STARTERS[name](stage, upstreams)
             perf(contestant.ports.dns, "udp", stage.new_names(contestant.server.folder, 200), 30.0, "-n", "1")
-            names = stage.new_names(contestant.server.folder, OUTAGE_PER_S * 6)
-            timer = Timer(2.0, lambda: busiest(upstreams).signal(signal.SIGSTOP))
+            names = stage.new_names(contestant.server.folder, OUTAGE_PER_S * 4)
+            timer = Timer(1.5, lambda: busiest(upstreams).signal(signal.SIGSTOP))
             timer.start()
             seen = steady(contestant.ports.dns, "udp", names, OUTAGE_PER_S, 30.0, "-n", "1")
             timer.join()
