@@ -321,20 +321,13 @@ async def test_a_known_zone_costs_no_further_look_up_and_a_cached_answer_no_judg
         assert len(peer.asks) == before + 1 and service.stats()["dnssec_secure"] == 2
 
 
-async def test_a_cold_chain_is_fetched_in_two_rounds(tmp_path: Path) -> None:
-    async def slow(a: Ask) -> None:
-        await asyncio.sleep(0.05)
-        a.answer(lab_tree().recurse(a.message))
-
-    async with Peer(slow) as peer, validating(tmp_path, peer) as service:
-        begin = time.monotonic()
+async def test_a_cold_chain_is_six_questions(tmp_path: Path) -> None:
+    async with Peer(recurse) as peer, validating(tmp_path, peer) as service:
         assert is_ad(await ask(service, "www.good.test"))
-        rounds = (time.monotonic() - begin) / 0.05
         assert sorted((a.name, a.rdtype) for a in peer.asks) == [
             (".", "DNSKEY"), ("good.test.", "DNSKEY"), ("good.test.", "DS"),
             ("test.", "DNSKEY"), ("test.", "DS"), ("www.good.test.", "A"),
         ]  # fmt: skip
-        assert rounds < 6
 
 
 async def test_answers_that_need_the_same_keys_ask_for_them_once(tmp_path: Path) -> None:
@@ -365,14 +358,13 @@ async def test_a_huge_answer_is_judged_without_holding_up_others(tmp_path: Path)
     async def script(a: Ask) -> None:
         a.answer(tree.recurse(a.message))
 
-    longest_s = 0.0
+    beats = 0
 
     async def heartbeat() -> None:
-        nonlocal longest_s
+        nonlocal beats
         while True:
-            begin = time.monotonic()
             await asyncio.sleep(0.001)
-            longest_s = max(longest_s, time.monotonic() - begin)
+            beats += 1
 
     async with (
         Peer(script) as peer,
@@ -382,12 +374,10 @@ async def test_a_huge_answer_is_judged_without_holding_up_others(tmp_path: Path)
         await ask(service, "www.z")
         judging = service._validator._judge(answer, question_for(b"\3big\1z\0", 1, do=True), now() + 5)  # type: ignore[union-attr]
         beating = asyncio.ensure_future(heartbeat())
-        begin = time.monotonic()
         verdict = await judging
-        took_s = time.monotonic() - begin
         beating.cancel()
         assert verdict.security is Security.SECURE
-        assert took_s > 3 * longest_s  # it took its time, and others had theirs
+        assert beats >= 5  # on the loop it would be one: the pause after reading
 
 
 # --- modes, islands, clocks -----------------------------------------------------------------------------------------
