@@ -55,6 +55,10 @@ class Exchange:
             200, [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"), *extra]
         )
 
+    async def begin_bytes(self, content_type: str) -> None:
+        """The head of a body whose length is not known yet; its pieces are `event`s, its end is `end_stream`."""
+        await self._head(200, [("content-type", content_type)])
+
     async def event(self, wire: bytes) -> None:
         await self.send({"type": "http.response.body", "body": wire, "more_body": True})
 

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from urllib.parse import parse_qs
 
-from headrace.lab import dialects, metrics
+from headrace.lab import dialects, media, metrics
 from headrace.lab.asgi import Exchange, Receive, Scope, Send, compact, headers_of, serve_http
 from headrace.lab.ca import ThrowAwayCa
 from headrace.lab.controls import Controls, Tally
@@ -169,7 +169,7 @@ class LabEdge:
             await exchange.respond(200, dialects.embeddings(exchange.body))
         elif exchange.path.startswith("/echo"):
             await exchange.respond(200, _echo(exchange))
-        else:
+        elif not await media.answer(exchange):
             raise Refused(404, "invalid_request_error", f"unknown url: {exchange.method} {exchange.path}")
 
     async def _infer(self, exchange: Exchange, dialect: Dialect) -> None:
