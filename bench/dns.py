@@ -35,7 +35,7 @@ Measure = Callable[[argparse.Namespace], list[Figures]]
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench dns", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each run")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each run")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--modes", default="udp,tcp,dot,doh", help="transports of the cached part")
     parser.add_argument("--misses", type=int, default=8_000, help="names in each uncached run")
