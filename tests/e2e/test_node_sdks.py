@@ -43,7 +43,15 @@ async def _installed() -> Path | str:
     building = folder.with_name(f"{folder.name}.{os.getpid()}")
     building.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "package.json", building)
-    options = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(building)]
+    options = [
+        "--no-package-lock",
+        "--no-audit",
+        "--no-fund",
+        "--ignore-scripts",
+        "--fetch-retries=1",
+        "--prefix",
+        str(building),
+    ]
     try:
         ran = await run("npm", "install", *options, within_s=INSTALL_S)
     except TimeoutError:
