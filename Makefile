@@ -13,7 +13,8 @@ run: $(VENV)/.runtime
 	@$(BIN)/headrace run $(ARGS)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n auto $(ARGS)
+	@$(BIN)/python -m pytest -n auto -m "not alone" $(ARGS)
+	@$(BIN)/python -m pytest -n 0 -m alone $(ARGS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
