@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from proxy.messages import Fields, RequestHead, ResponseHead, get_field
+from proxy.secret_fields import SECRET
 from proxy.websocket_handshake import is_key
 
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -44,8 +45,6 @@ UNNOMINABLE = frozenset({
     b"content-type", b"content-encoding", b"content-range", b"cache-control", b"expect", b"forwarded", b"x-forwarded-for",
     b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
 })  # fmt: skip
-SECRET_NAMES = frozenset({b"authorization", b"proxy-authorization", b"cookie", b"set-cookie", b"x-api-key", b"api-key",
-                          b"sec-websocket-protocol"})  # fmt: skip
 
 MEMO_LINES = 4096
 MEMO_LINE_BYTES = 512
@@ -94,7 +93,7 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
     name = match[1].lower()
     field = (name, match[2].rstrip(b" \t"))
     # A secret stays no longer in memory than its request; a memo is dropped whole when a flood of odd lines fills it.
-    if name not in SECRET_NAMES and len(line) <= MEMO_LINE_BYTES:
+    if name not in SECRET and len(line) <= MEMO_LINE_BYTES:
         memo = _deciding if name in SPECIAL else _ordinary
         if len(memo) >= MEMO_LINES:
             memo.clear()
