@@ -2,7 +2,9 @@
 
 Seeds are real queries (plain, EDNS with every option we read, DO and CD, long names, other opcodes and classes) and real
 replies; a mutation flips bits, cuts, inserts, repeats pieces, overwrites counts and pointers, or joins two seeds. A step is
-one datagram, one read of a stream, or one DoH request. Everything is drawn from a seed, so that a find can be had again.
+one datagram, one read of a stream, one DoH request (its message mutated, or the target that holds it), or one HTTP answer of
+an upstream. Everything is drawn from a seed, so that a find can be had again. The processor's time of the thread is what
+counts: a pause of the machine is no fault of a packet.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import dns.edns
 import dns.message
+import dns.name
+import dns.rdatatype
+import dns.rrset
 
 from bench.dns_origin import answer
 from bench.measure import RESULTS
@@ -29,12 +35,24 @@ from config.model import DnsCache, Resolver
 from resolver import outgoing, wire
 from resolver.answer import Bounds, take
 from resolver.errors import Malformed, UpstreamsFailed
-from resolver.io.doh_server import DohService
+from resolver.io.doh_reply import judge_body
+from resolver.io.doh_server import DohService, freshness_s
 from resolver.io.service import DATAGRAM_LIMIT, ResolverService, Wanted
 from resolver.io.streams import Connections, StreamConnection
+from resolver.io.upstream_set import Reply
 from resolver.question import Question, parse
 
 LONGEST_STEP_S = 0.050
+
+
+RECORDS = {
+    dns.rdatatype.A: ("A", "192.0.2.1"),
+    dns.rdatatype.HTTPS: ("HTTPS", '1 . alpn="h2,h3" ipv4hint=192.0.2.1'),
+    dns.rdatatype.SOA: ("SOA", "ns.example. h.example. 1 2 3 4 60"),
+    dns.rdatatype.ANY: ("MX", "10 mail.end.example."),
+    dns.rdatatype.TXT: ("TXT", '"a" "' + "b" * 250 + '"'),
+}
+"""What is found at the end of a chain, by what was asked."""
 
 
 def seeds() -> list[bytes]:
@@ -53,20 +71,54 @@ def seeds() -> list[bytes]:
         ".".join(["y" * 30] * 8),
         "1.0.0.127.in-addr.arpa",
     ]
-    queries = [dns.message.make_query(name, kind) for name in names for kind in ("A", "HTTPS", "ANY", "SOA")]
-    queries += [dns.message.make_query("a.example", "A", options=[option], want_dnssec=True) for option in options]
-    queries += [
-        dns.message.make_query("version.bind", "TXT", "CH"),
-        dns.message.make_query("b.example", "A", options=options),
-    ]
+    # Id 0, which DoH and DoQ use: an id drawn here would make the same seed another run.
+    ask = partial(dns.message.make_query, id=0)
+    queries = [ask(name, kind) for name in names for kind in ("A", "HTTPS", "ANY", "SOA")]
+    queries += [ask("a.example", "A", options=[option], want_dnssec=True) for option in options]
+    queries += [ask("version.bind", "TXT", "CH"), ask("b.example", "A", options=options)]
     wires = [query.to_wire() for query in queries]
-    return [*wires, *(answer(one) for one in wires)]
+    return [*wires, *(answer(one) for one in wires), *(rich_reply(query) for query in queries)]
+
+
+def rich_reply(query: dns.message.Message) -> bytes:
+    """All that a reply may hold and a parser has to walk: a chain, a denial, signatures, unknown types, an OPT that speaks."""
+    reply = dns.message.make_response(query)
+    asked = query.question[0]
+    zone = dns.name.from_text("example.")
+    for owner, kind, text in (
+        (asked.name, "CNAME", "Alias.example."),
+        ("alias.example.", "CNAME", "end.example."),
+        ("end.example.", *RECORDS[asked.rdtype]),
+        ("end.example.", "TYPE65280", r"\# 20 " + "c0" * 20),
+    ):
+        reply.answer.append(dns.rrset.from_text(owner, 300, "IN", kind, text))
+    for kind, text in (
+        ("SOA", "ns.example. h.example. 1 2 3 4 60"),
+        ("NSEC", "b.example. A RRSIG NSEC"),
+        ("RRSIG", "SOA 13 1 300 20300101000000 20200101000000 1 example. " + "A" * 88),
+    ):
+        reply.authority.append(dns.rrset.from_text(zone, 4_000_000_000, "IN", kind, text))
+    reply.use_edns(options=[dns.edns.EDEOption(22, "no one"), dns.edns.GenericOption(wire.ECS, b"\0\1\x18\0\xc0\0\2")])
+    return reply.to_wire()
+
+
+def targets() -> list[bytes]:
+    """Request targets of DoH by GET: as they should be, and with what clients were seen to do to them."""
+    found = [b"/dns-query?dns=" + base64.urlsafe_b64encode(one) for one in seeds()[:40]]
+    return [
+        *found,
+        *(target.rstrip(b"=") for target in found),
+        *(target.replace(b"=", b"%3D") + b"&ct=application/dns-message" for target in found),
+        b"/dns-query",
+        b"/dns-query?name=a.example&type=A",
+        b"/dns-query?dns=&dns=AAAA",
+    ]
 
 
 class Mutator:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, seeds: Sequence[bytes]) -> None:
         self._dice = random.Random(seed)
-        self._seeds = seeds()
+        self._seeds = seeds
 
     def packet(self) -> bytes:
         dice = self._dice
@@ -114,14 +166,21 @@ class Mutator:
     _WAYS = (_flip, _flip, _overwrite, _count, _cut, _remove, _repeat, _insert, _join)
 
 
-class NoUpstreams:
-    """Fails every question at once: nothing may leave, and nothing may be left waiting."""
+class OneUpstream:
+    """Answers the names of the seeds and fails all others, at once: nothing may leave, and nothing may be left waiting."""
+
+    def __init__(self) -> None:
+        self._known = {one.section[:-4] for one in questions()}
 
     async def ask(self, query: bytes, **_: Any) -> Any:
         raise AssertionError(f"{len(query)} bytes were to be asked upstream")
 
     def begin(self, out: outgoing.Outgoing, *, heard: Callable[[Any], None], **_: Any) -> object:
-        heard(UpstreamsFailed((("nobody", "a fuzz run"),)))
+        if out.question[:-4].lower() in self._known:
+            said = answer(bytes(wire.HEADER) + out.question)
+            heard(Reply(said, "udp://192.0.2.53", 0.0, False, wire.scan(said)))
+        else:
+            heard(UpstreamsFailed((("nobody", "a fuzz run"),)))
         return out
 
 
@@ -180,23 +239,58 @@ def steps(service: ResolverService) -> dict[str, Step]:
     def get(packet: bytes) -> None:
         doh.respond(b"GET", b"/dns-query?dns=" + base64.urlsafe_b64encode(packet), None, b"", lambda _: None)
 
+    def target(packet: bytes) -> None:
+        doh.ready(packet)
+        doh.respond(b"GET", packet, None, b"", lambda _: None)
+
     def post(packet: bytes) -> None:
         doh.respond(b"POST", b"/dns-query", b"application/dns-message", packet, lambda _: None)
 
-    return {"udp": udp, "stream": stream(), "doh get": get, "doh post": post, "reply": reply_reader()}
+    return {
+        "udp": udp,
+        "stream": stream(),
+        "doh get": get,
+        "doh target": target,
+        "doh post": post,
+        "reply": reply_reader(),
+        "doh reply": doh_reply_reader(),
+    }
+
+
+def asked_by(packet: bytes, asked: Sequence[Question]) -> Question:
+    """The question that a reply may be to: most mutations leave its own standing, and then it is read to its end."""
+    return next((one for one in asked if packet.startswith(one.section, wire.HEADER)), asked[0])
+
+
+def questions() -> list[Question]:
+    found = (parse(one) for one in seeds())
+    return [one for one in found if isinstance(one, Question)]
 
 
 def reply_reader() -> Step:
     """The other side: what comes from upstream, against a question that it may answer."""
-    asked = parse(dns.message.make_query("a.example", "A", id=0).to_wire())
-    assert isinstance(asked, Question)
+    asked = questions()
 
     def step(packet: bytes) -> None:
-        outgoing.match(packet, 0, asked.section)
+        question = asked_by(packet, asked)
+        outgoing.match(packet, 0, question.section)
         with suppress(Malformed):
             found = wire.scan(packet)
             outgoing.unwillingness(packet, found)
-            take(packet, asked, Bounds(), trusted=False, layout=found)
+            take(packet, question, Bounds(), trusted=False, layout=found)
+
+    return step
+
+
+def doh_reply_reader() -> Step:
+    """What an upstream says over HTTP: kept 40 s by a cache on the way, so that its TTLs are written anew."""
+    asked = questions()
+
+    def step(packet: bytes) -> None:
+        freshness_s(packet)
+        said = judge_body(packet, asked_by(packet, asked).section, 40)
+        if isinstance(said, bytes) and len(said) != len(packet):
+            raise AssertionError(f"{len(packet)} bytes became {len(said)} by ageing")
 
     return step
 
@@ -230,11 +324,12 @@ async def fuzz(packets: int, seed: int, names: Sequence[str] = ()) -> list[dict[
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         config = Resolver(hosts_files=(), cache=DnsCache(persist=False))
-        service = ResolverService(config, state_dir=Path(folder), upstreams=NoUpstreams())
+        service = ResolverService(config, state_dir=Path(folder), upstreams=OneUpstream())
         for name, step in steps(service).items():
             if names and name not in names:
                 continue
-            mutator, took_s, longest_s = Mutator(seed), 0.0, 0.0
+            mutator = Mutator(seed, targets() if name == "doh target" else seeds())
+            took_s = longest_s = 0.0
             for left in range(packets, 0, -2_000):
                 took, longest = run(step, mutator, min(left, 2_000))
                 took_s, longest_s = took_s + took, max(longest_s, longest)

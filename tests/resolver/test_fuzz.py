@@ -6,7 +6,7 @@ import pytest
 
 from bench.fuzz_dns import fuzz
 
-PARSERS = ("udp", "stream", "doh get", "doh post", "reply")
+PARSERS = ("udp", "stream", "doh get", "doh target", "doh post", "reply", "doh reply")
 
 
 @pytest.mark.parametrize("parser", PARSERS)
