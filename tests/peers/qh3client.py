@@ -1,4 +1,4 @@
-"""An HTTP/3 client whose QUIC, TLS and QPACK are another implementation's (qh3, in Rust): what aioquic cannot check of itself."""
+"""An HTTP/3 client whose QUIC, TLS and QPACK are another implementation's: what aioquic cannot check of itself."""
 
 from __future__ import annotations
 

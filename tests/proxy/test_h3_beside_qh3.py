@@ -9,6 +9,7 @@ import pytest
 from headrace.lab.ca import ThrowAwayCa
 from proxy.io.quic_codes import INTERNAL_ERROR, NO_ERROR
 from proxy.messages import Abort, Cause, Party, ResponseHead, Stage
+from tests.peers.h3peers import Answer
 from tests.peers.qh3client import QhClient
 from tests.proxy.matrix import VERSIONS, Matrix, matrix
 
@@ -19,6 +20,10 @@ LOST = Abort(Party.EDGE, Stage.BODY, Cause.LOST, "test")
 
 def client_of(made: Matrix, **how: object) -> QhClient:
     return QhClient(made.port("h3"), made.ca_file, **how)  # type: ignore[arg-type]
+
+
+async def until_body(answer: Answer, body: bytes) -> None:
+    await answer.until(lambda a: a.body == body)
 
 
 @each_edge
@@ -40,7 +45,7 @@ async def test_a_chat_stream_arrives_event_by_event(up: str, ca: ThrowAwayCa) ->
             event = b'data: {"n":%d}\n\n' % i
             sent += event
             exchange.leg.data(event)
-            await answer.until(lambda a, size=len(sent): len(a.body) == size)
+            await until_body(answer, sent)
         exchange.leg.end()
         await answer.whole()
         assert (answer.status, answer.body) == (200, sent)
