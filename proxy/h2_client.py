@@ -21,12 +21,13 @@ from proxy.h2_frames import (
     MAX_HEADER_LIST_SIZE,
     MAX_WINDOW,
     PREFACE,
+    priority_update,
 )
 from proxy.h2_heads import read_response, read_trailers, write_fields, write_request
 from proxy.h2_limits import MAX_INTERIM, H2Limits
 from proxy.h2_streams import Stream
 from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
-from proxy.priority import UNSAID, of_fields
+from proxy.priority import UNSAID, Priority, of_fields
 
 MAX_OPEN_STREAMS = 256
 """Ours, where the peer allows more."""
@@ -38,7 +39,7 @@ LAST_USABLE_ID = MAX_WINDOW - 2
 class ClientStream(Stream):
     """An edge's leg."""
 
-    __slots__ = ("answered", "interims", "method", "opened_turn", "pending_head", "settled")
+    __slots__ = ("answered", "interims", "method", "opened_turn", "pending_head", "renewed", "settled")
 
     connection: ClientConnection
 
@@ -50,6 +51,7 @@ class ClientStream(Stream):
         self.interims = 0
         self.opened_turn = -1
         self.pending_head: RequestHead | None = None
+        self.renewed = False  # its priority is no longer what its head said, and the edge was not told
         self.settled = False  # its place among the open ones was given back
 
     def head(self, head: Head) -> None:
@@ -75,6 +77,12 @@ class ClientStream(Stream):
             self.connection.reset_stream(self, code_for_edge(abort))
         else:
             self.connection.withdraw(self)
+
+    def prioritize(self, priority: Priority) -> None:
+        if self.id and (self.send_open or self.recv_open):
+            self.connection.sender.prioritize(self, priority)
+            self.renewed = True
+            self.connection.tell_priority(self)
 
     @property
     def stage(self) -> Stage:
@@ -215,7 +223,16 @@ class ClientConnection(Connection):
         if stream.ending and not stream.queue:
             self.sender.end(stream)
 
+    def tell_priority(self, stream: ClientStream) -> None:
+        """PRIORITY_UPDATE, to an edge that knows RFC 9218 by its SETTINGS (2.1.1): others may count it against us."""
+        if stream.renewed and self.peer.no_rfc7540_priorities:
+            stream.renewed = False
+            self.sender.control(priority_update(stream.id, bytes(stream.priority)))
+
     def _on_settled(self) -> None:
+        for stream in self.streams.values():
+            assert isinstance(stream, ClientStream)
+            self.tell_priority(stream)
         waiting, self._waiting = self._waiting, []
         for stream in waiting:
             assert stream.pending_head is not None

@@ -62,6 +62,11 @@ def settings(values: dict[int, int]) -> bytes:
 SETTINGS_ACK = frame(SETTINGS, ACK, 0)
 
 
+def priority_update(stream_id: int, value: bytes) -> bytes:
+    """A client's new priority for a request (RFC 9218 7.1)."""
+    return frame(PRIORITY_UPDATE, 0, 0, stream_id.to_bytes(4, "big") + value)
+
+
 def word(payload: bytes, at: int = 0) -> int:
     """31 bits: the reserved bit is ignored on receipt (RFC 9113 4.1)."""
     return int(WORD.unpack_from(payload, at)[0]) & MAX_WINDOW
@@ -88,6 +93,7 @@ class PeerSettings:
     max_frame_size: int = DEFAULT_MAX_FRAME
     max_header_list_size: int | None = None
     enable_connect_protocol: bool = False
+    no_rfc7540_priorities: bool = False
 
     def apply(self, payload: bytes, *, by_server: bool) -> None:
         """Take one SETTINGS payload, in order; unknown identifiers are ignored. Raises H2ConnectionError."""
@@ -107,6 +113,8 @@ class PeerSettings:
                 self.max_header_list_size = value
             elif key == ENABLE_CONNECT_PROTOCOL:
                 self.enable_connect_protocol = value == 1
+            elif key == NO_RFC7540_PRIORITIES:
+                self.no_rfc7540_priorities = value == 1
 
     def _check(self, key: int, value: int, by_server: bool) -> None:
         if key == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:

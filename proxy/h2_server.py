@@ -214,6 +214,7 @@ class ServerConnection(Connection):
         stream.expected = None if stream.tunnel else head.length
         stream.send_window = self.sender.stream_window
         said = self._early.pop(stream_id, None) if self._early else None
+        updated = said is not None
         if said is None:
             said = of_fields(head.fields)
         if said is not None:
@@ -222,6 +223,8 @@ class ServerConnection(Connection):
         if ended and (find := self.shortcut_for(head)) is not None:
             self._shapes.learn(self._blocks.whole, find)
         self._on_request(stream, head)
+        if updated and said is not None:
+            stream.receiver.on_priority(said)
         if ended and stream.recv_open:
             self._received_end(stream, None)
 
@@ -233,6 +236,7 @@ class ServerConnection(Connection):
         if isinstance(stream, ServerStream):
             stream.spoken_for = True
             self.sender.prioritize(stream, said)
+            stream.receiver.on_priority(said)
         elif stream_id > self.last_id:
             self._early[stream_id] = said  # RFC 9218 7.1: it may come before its request, and is the later word
             if len(self._early) > EARLY:

@@ -99,7 +99,7 @@ class Stream:
                 self.connection.consumed(self, taken)
 
     def prioritize(self, priority: Priority) -> None:
-        """An edge's leg: its request's head says it."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------ what came
 

@@ -182,6 +182,9 @@ class Receiver(Protocol):
     def on_drained(self) -> None:
         """The send buffer is below its low mark again, after an on_full."""
 
+    def on_priority(self, priority: Priority) -> None:
+        """Only client legs of h2 and h3: the client said anew how urgent its answer is (PRIORITY_UPDATE, RFC 9218 7)."""
+
 
 class Leg(Protocol):
     """What a rim offers for one exchange. Calls after the leg's own on_abort, or after abort(), do nothing."""
@@ -219,7 +222,8 @@ class Leg(Protocol):
 
     def prioritize(self, priority: Priority) -> None:
         """Client leg: how urgent its answer is by our own rules, where its client did not say (RFC 9218); h1 has one
-        answer at a time and no use for it. Edge leg: nothing, its request's field says it."""
+        answer at a time and no use for it. Edge leg: what its request's field said holds no more (h2 and h3 send a
+        PRIORITY_UPDATE, h1 cannot say it)."""
 
 
 class NullReceiver:
@@ -233,6 +237,7 @@ class NullReceiver:
     def on_abort(self, abort: Abort) -> None: ...
     def on_full(self) -> None: ...
     def on_drained(self) -> None: ...
+    def on_priority(self, priority: Priority) -> None: ...
 
 
 NOBODY = NullReceiver()

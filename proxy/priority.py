@@ -117,6 +117,11 @@ def adjusted(priority: Priority, value: bytes) -> Priority:
     )
 
 
+def renewed(fields: Fields, priority: Priority) -> Fields:
+    """A request's fields once a PRIORITY_UPDATE took the place of what they said (RFC 9218 7)."""
+    return [field for field in fields if field[0] != b"priority"] + [(b"priority", bytes(priority))]
+
+
 class PathPriorities:
     """A pool's priorities for requests that carry none; `default` as in `default_priority`."""
 

@@ -38,7 +38,7 @@ from proxy.io.quic_link import QuicLink
 from proxy.io.quic_tls import QuicSessions, client_configuration
 from proxy.io.quic_wire import LONGEST_STRING
 from proxy.messages import Abort, Cause, Fields, Head, Leg, Party, RequestHead, ResponseHead, Stage
-from proxy.priority import of_fields
+from proxy.priority import Priority, of_fields
 from resolver.io.quic_door import Address
 
 logger = logging.getLogger(__name__)
@@ -85,6 +85,12 @@ class EdgeLeg(StreamLeg):
             self._connection.quic.prioritize(self.stream_id, said)  # uploads share a connection too (RFC 9218 9)
         self._connection.h3.send_section(self.stream_id, request_section(head))
         self._connection.wake()
+
+    def prioritize(self, priority: Priority) -> None:
+        if self._head_sent and not self.dead and not (self.sent_end and self.got_end):
+            self._connection.quic.prioritize(self.stream_id, priority)
+            self._connection.h3.send_priority(self.stream_id, bytes(priority))
+            self._connection.wake()
 
     def interim(self, head: ResponseHead) -> None:
         """An edge leg is told no interim responses."""

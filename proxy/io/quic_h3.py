@@ -207,6 +207,10 @@ class H3Frames:
     def send_body(self, stream_id: int, chunk: bytes) -> None:
         self._quic.write(stream_id, frame(DATA, chunk))
 
+    def send_priority(self, stream_id: int, value: bytes) -> None:
+        """A client's PRIORITY_UPDATE (RFC 9218 7.2); a server that does not know it passes over it (RFC 9114 9)."""
+        self._quic.write(self._control, frame(PRIORITY_UPDATE, encode_uint_var(stream_id) + value))
+
     def send_goaway(self, stream_id: int) -> None:
         self._quic.write(self._control, frame(GOAWAY, encode_uint_var(stream_id)))
 

@@ -104,7 +104,7 @@ class StreamLeg:
             self._connection.wake()
 
     def prioritize(self, priority: Priority) -> None:
-        """An edge's leg: its request's head says it."""
+        raise NotImplementedError
 
     def cut(self, code: int) -> None:
         """Reset both directions, where they are still open. Nothing is said to the receiver."""

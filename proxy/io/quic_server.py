@@ -59,6 +59,7 @@ class ServerLeg(StreamLeg):
         self._connect = False
         self._tunnel = False
         self._spoken_for = False  # the client said how urgent it is
+        self.updated: Priority | None = None  # and last by a PRIORITY_UPDATE
 
     # -- Leg ----------------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,12 @@ class ServerLeg(StreamLeg):
         """The client's own word, before which ours does not count."""
         self._spoken_for = True
         self._connection.quic.prioritize(self.stream_id, priority)
+
+    def client_updates(self, priority: Priority) -> None:
+        """A PRIORITY_UPDATE of the client's, which may come before its request's head."""
+        self.updated = priority
+        self.client_prioritizes(priority)
+        self.receiver.on_priority(priority)
 
     def interim(self, head: ResponseHead) -> None:
         if not (self.dead or self._head_sent):
@@ -269,7 +276,7 @@ class H3ServerConnection:
         leg = self.legs[stream_id] = self._opened = ServerLeg(self, stream_id)
         said = self._early_priorities.pop(stream_id, None) if self._early_priorities else None
         if said is not None:
-            leg.client_prioritizes(said)
+            leg.client_updates(said)
         return leg
 
     def deliver(self, leg: ServerLeg, head: RequestHead) -> None:
@@ -279,6 +286,8 @@ class H3ServerConnection:
             return
         self.link.watch()
         self.service.on_request(leg, head, self.origin if self.quic.handshake_done else self._early)
+        if leg.updated is not None:
+            leg.receiver.on_priority(leg.updated)
 
     def retire(self, leg: StreamLeg) -> None:
         self.legs.pop(leg.stream_id, None)
@@ -398,7 +407,7 @@ class H3ServerConnection:
         if said is None:
             return
         if leg is not None:
-            leg.client_prioritizes(said)
+            leg.client_updates(said)
         elif stream_id >= self._next_id:
             # It may come before its request (RFC 9218 7), and is the later word then.
             self._early_priorities[stream_id] = said

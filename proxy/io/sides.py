@@ -17,6 +17,7 @@ from proxy.failover import SAFE_METHODS
 from proxy.io.rims import DialMarks
 from proxy.io.switched import Switched
 from proxy.messages import Abort, Cause, Fields, Leg, Party, ResponseHead, Stage
+from proxy.priority import Priority, renewed
 from proxy.redirects import follow
 from proxy.sse import observer_for
 
@@ -27,6 +28,8 @@ REPLAY_BYTES = 1024 * 1024
 """Request bytes kept for a second try; a larger body is sent once (it cannot be replayed, and the client is told so)."""
 HOLD_BYTES = 64 * 1024
 """Request bytes taken before an edge is open; then the client is paused."""
+PRIORITIES = 16
+"""Times that a client may change its mind upstream: the edge's connection is shared, and its bounds on such frames too."""
 IDEMPOTENT = SAFE_METHODS | {b"PUT", b"DELETE"}
 SECOND_LOOK = frozenset({307, 308, 421, 425, 429, 502, 503, 504})
 """Statuses that may lead to another try before anything of them went to the client."""
@@ -50,10 +53,11 @@ class Opening:
 class ClientSide:
     """What the client's leg says."""
 
-    __slots__ = ("_x",)
+    __slots__ = ("_priorities", "_x")
 
     def __init__(self, exchange: Exchange) -> None:
         self._x = exchange
+        self._priorities = PRIORITIES
 
     def on_data(self, chunk: bytes) -> None:
         x = self._x
@@ -110,6 +114,13 @@ class ClientSide:
         self._x.client_full = False
         if self._x.leg is not None:
             self._x.leg.resume()
+
+    def on_priority(self, priority: Priority) -> None:
+        if self._priorities:
+            self._priorities -= 1
+            self._x.head.fields = renewed(self._x.head.fields, priority)  # for an attempt that is still to come
+            if self._x.leg is not None:
+                self._x.leg.prioritize(priority)
 
     def on_head(self, head: ResponseHead) -> None: ...
     def on_interim(self, head: ResponseHead) -> None: ...
@@ -230,3 +241,5 @@ class EdgeSide:
     def on_drained(self) -> None:
         self._x.edge_full = False
         self._x.client.resume()
+
+    def on_priority(self, priority: Priority) -> None: ...

@@ -14,6 +14,7 @@ from typing import Protocol
 import config.model
 from proxy.io.websocket_tunnel import TunnelEnd, WebSocketTunnel
 from proxy.messages import NOBODY, Abort, Cause, Fields, Leg, Party, ResponseHead, Stage
+from proxy.priority import Priority
 
 OnOver = Callable[[Abort | None, int, int], None]
 """abort or None for a clean end, bytes from the client, bytes to the client."""
@@ -83,6 +84,7 @@ class _Direction:
     def on_head(self, head: ResponseHead) -> None: ...
     def on_interim(self, head: ResponseHead) -> None: ...
     def on_trailers(self, fields: Fields) -> None: ...
+    def on_priority(self, priority: Priority) -> None: ...
 
     def on_data(self, chunk: bytes) -> None:
         self._tunnel.count(self._who, len(chunk))

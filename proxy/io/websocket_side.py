@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.messages import Abort, Fields, Leg, Party, ResponseHead
+from proxy.priority import Priority
 from proxy.websocket import FrameScanner, Op, Pulse, close_frame, frame
 
 
@@ -104,6 +105,7 @@ class Side:
     def on_head(self, head: ResponseHead) -> None: ...
     def on_interim(self, head: ResponseHead) -> None: ...
     def on_trailers(self, fields: Fields) -> None: ...
+    def on_priority(self, priority: Priority) -> None: ...
 
     # ---------------------------------------------------------------- what the peer is told
 

@@ -90,6 +90,9 @@ class Recorder:
     def on_drained(self) -> None:
         self.heard.append(("drained", None))
 
+    def on_priority(self, priority: Priority) -> None:
+        self.heard.append(("priority", priority))
+
     @property
     def words(self) -> list[str]:
         return [word for word, _ in self.heard]
