@@ -7,7 +7,6 @@ from config.reading import Spot
 NO_EFFECT: dict[str, tuple[object, ...]] = {
     "workers": (1,),
     "tls.tickets.redis": ("",),
-    "tls.tickets.early_data": ("safe-methods",),
     "pool.hedge.after": ("off",),
     "pool.hedge.budget": (0.05,),
     "pool.edge.metrics.kind": ("none",),

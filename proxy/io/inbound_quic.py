@@ -29,7 +29,7 @@ class QuicListener(QuicDoor[H3ServerConnection]):
         self._name = str(listen)
         self._service = service
         self._files = (cert_file, key_file)
-        self._tickets = ServerTickets(tickets.lifetime_s)
+        self._tickets = ServerTickets(tickets)
         self._bounds = Bounds(streams=service.limits.max_streams)
         self.reload_certificate()
         super().__init__(udp, self._make, versions=self._config.supported_versions, reset_key=self.reset_key)
@@ -41,16 +41,18 @@ class QuicListener(QuicDoor[H3ServerConnection]):
         self._files = (cert, key)
         self.reset_key = key_bytes(self._config)
 
+    def retune(self, tickets: Tickets) -> None:
+        """Give and take tickets by other rules from the next handshake on."""
+        self._tickets.rules = tickets
+
     def _make(self, original: bytes, retry_source: bytes | None, address: Address) -> H3ServerConnection:
         quic = FlowConnection(
             bounds=self._bounds,
             reset_key=self.reset_key,
-            ticket_lifetime_s=int(self._tickets.lifetime_s),
+            tickets=self._tickets,
             configuration=self._config,
             original_destination_connection_id=original,
             retry_source_connection_id=retry_source,
-            session_ticket_fetcher=self._tickets.take,
-            session_ticket_handler=self._tickets.keep,
         )
         origin = Origin(address[0], address[1], self._name, b"https", "h3")
         return H3ServerConnection(self._service, origin, quic, self._udp.send, self)

@@ -35,7 +35,7 @@ class DoqListener(QuicDoor[DoqConnection]):
         self.full_handshakes = self.resumed_handshakes = 0
         self._service = service
         self._files = (cert_file, key_file)
-        self._tickets = ServerTickets(tickets.lifetime_s)
+        self._tickets = ServerTickets(tickets)
         self.reload_certificate()
         super().__init__(udp, self._make, versions=self._config.supported_versions, reset_key=self.reset_key)
 
@@ -46,6 +46,10 @@ class DoqListener(QuicDoor[DoqConnection]):
         self._config, self._files = config, (cert, key)
         self.reset_key = config.private_key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
 
+    def retune(self, tickets: Tickets) -> None:
+        """Give and take tickets by other rules from the next handshake on."""
+        self._tickets.rules = tickets
+
     def _make(self, original: bytes, retry_source: bytes | None, address: Address) -> DoqConnection:
         if self.connections >= MOST_CONNECTIONS:
             self._make_room()
@@ -54,8 +58,7 @@ class DoqListener(QuicDoor[DoqConnection]):
             configuration=self._config,
             original_destination_connection_id=original,
             retry_source_connection_id=retry_source,
-            session_ticket_fetcher=self._tickets.take,
-            session_ticket_handler=self._tickets.keep,
+            tickets=self._tickets,
         )
         return DoqConnection(self._service, quic, self._udp.send, address[0], self)
 

@@ -21,10 +21,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from aioquic.quic import events
-from aioquic.quic.connection import QuicConnection, QuicConnectionState
+from aioquic.quic.connection import QuicConnectionState
 
 from resolver import wire as w
 from resolver.io.quic_door import Address, reset_token
+from resolver.io.quic_tickets import TicketedConnection
 from resolver.io.service import STREAM_LIMIT, ResolverService
 from resolver.question import Question, parse
 
@@ -39,7 +40,7 @@ _KEEPALIVE = w.KEEPALIVE.to_bytes(2)
 log = logging.getLogger("headrace.resolver")
 
 
-class DoqTransport(QuicConnection):
+class DoqTransport(TicketedConnection):
     """aioquic's connection, with ids that a successor of this process can reset (RFC 9000 10.3)."""
 
     def __init__(self, *, reset_key: bytes, **rest: Any) -> None:

@@ -17,6 +17,7 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
 from aioquic.quic.stream import QuicStream, QuicStreamReceiver, QuicStreamSender
 
+from config.model import Tickets
 from proxy.io.quic_flow import Bounds, FlowConnection, configuration
 from proxy.io.quic_tls import client_configuration, server_configuration
 from resolver.io.quic_door import reset_token
@@ -26,6 +27,7 @@ from tests.peers.h3peers import make_authority
 METHODS: list[tuple[Any, str, list[str]]] = [
     (QuicConnection, "_initialize", ["self", "peer_cid"]),
     (QuicConnection, "_replenish_connection_ids", ["self"]),
+    (QuicConnection, "_update_traffic_key", ["self", "direction", "epoch", "cipher_suite", "secret"]),
     (QuicConnection, "_parse_transport_parameters", ["self", "data", "from_session_ticket"]),
     (QuicConnection, "_write_stream_limits", ["self", "builder", "space", "stream"]),
     (QuicConnection, "_write_connection_limits", ["self", "builder", "space"]),
@@ -75,6 +77,7 @@ def test_private_attributes_are_where_we_look_for_them() -> None:
     assert {"_final_size", "highest_offset", "is_finished"} <= vars(stream.receiver).keys()
     assert isinstance(quic._loss, QuicPacketRecovery) and isinstance(quic._loss._pacer, QuicPacketPacer)
     assert hasattr(quic._loss._cc, "_max_datagram_size")
+    assert hasattr(tls.Context(is_client=False), "_max_early_data")
 
 
 def test_stock_still_doubles_windows_on_receipt_which_is_why_we_do_not_use_it() -> None:
@@ -194,7 +197,7 @@ def test_reset_token_depends_on_key_and_id_alone() -> None:
 
 
 def test_server_tickets_are_bounded_and_good_for_one_handshake() -> None:
-    tickets = ServerTickets(3600, capacity=2)
+    tickets = ServerTickets(Tickets(lifetime_s=3600), capacity=2)
     for name in (b"1", b"2", b"3"):
         tickets.keep(_ticket(name))
     assert len(tickets) == 2

@@ -751,6 +751,37 @@ async def test_early_request_is_marked_and_the_same_flight_is_not_executed_twice
         second.vanish()
 
 
+async def test_where_early_data_is_off_a_ticket_resumes_and_no_request_comes_before_the_handshake(
+    ca: str, pem: str
+) -> None:
+    gateway = Gateway(lambda x: say(x.leg))
+    off = Tickets(early_data="off")
+    async with listening(gateway, pem, off) as listener, Client(listener.address[1], ca) as first:
+        await first.until(lambda c: c.tickets)
+        assert first.tickets[-1].max_early_data_size is None
+        second = await resumed(listener.address[1], ca, first)
+        await second.until(lambda c: c.handshake)
+        assert (await second.ask().whole()).status == 200
+        assert second.handshake is not None and second.handshake.session_resumed
+        assert not second.handshake.early_data_accepted
+        second.vanish()
+
+
+async def test_a_request_in_early_data_that_an_older_ticket_allowed_is_served_after_the_handshake(
+    ca: str, pem: str
+) -> None:
+    gateway = Gateway(lambda x: say(x.leg))
+    async with listening(gateway, pem) as listener, Client(listener.address[1], ca) as first:
+        await first.until(lambda c: c.tickets)
+        listener.retune(Tickets(early_data="off"))
+        second = await resumed(listener.address[1], ca, first, early=True)
+        assert (await second.ask("GET", "/early").whole()).status == 200
+        assert second.handshake is not None and second.handshake.session_resumed
+        assert not second.handshake.early_data_accepted
+        assert gateway.exchanges[0].origin is not None and not gateway.exchanges[0].origin.early_data
+        second.vanish()
+
+
 class _Tap:
     """A transport that notes what is sent."""
 

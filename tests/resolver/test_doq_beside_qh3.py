@@ -101,6 +101,39 @@ async def test_the_second_use_of_a_ticket_is_a_full_handshake_that_answers_all_t
     assert (served.listener.full_handshakes, served.listener.resumed_handshakes) == (2, 1)
 
 
+async def test_a_ticket_says_how_long_it_is_good_for(served: Served) -> None:
+    served.listener.retune(Tickets(lifetime_s=600))
+    async with served.client() as client:
+        await client.until(lambda: client.tickets)
+    ticket = client.tickets[0]
+    assert (ticket.not_valid_after - ticket.not_valid_before).total_seconds() == 600
+
+
+async def test_where_early_data_is_off_no_ticket_offers_it_and_sessions_are_resumed_all_the_same(
+    served: Served,
+) -> None:
+    served.listener.retune(Tickets(early_data="off"))
+    async with served.client() as client:
+        await client.until(lambda: client.tickets)
+    assert client.tickets[0].max_early_data_size is None
+    async with served.client(ticket=client.tickets[0], wait=False) as again:
+        assert addresses(await again.ask(query("resumed.test"))) == ["192.0.2.1"]
+        assert again.handshake is not None
+        assert again.handshake.session_resumed and not again.handshake.early_data_accepted
+    assert (served.listener.full_handshakes, served.listener.resumed_handshakes) == (1, 1)
+
+
+async def test_early_data_that_an_older_ticket_allowed_is_answered_after_the_handshake(served: Served) -> None:
+    async with served.client() as client:
+        await client.until(lambda: client.tickets)
+    assert client.tickets[0].max_early_data_size
+    served.listener.retune(Tickets(early_data="off"))
+    async with served.client(ticket=client.tickets[0], wait=False) as again:
+        assert addresses(await again.ask(query("late.test"))) == ["192.0.2.1"]
+        assert again.handshake is not None
+        assert again.handshake.session_resumed and not again.handshake.early_data_accepted
+
+
 async def test_a_client_whose_port_changed_goes_on(served: Served) -> None:
     async with served.client() as client:
         await client.ask(query("here.test"))
