@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 PING_AFTER_S, LOST_AFTER_S = 5.0, 10.0
 """Silence of an edge with work in progress: a slow model answers PING, a dead path does not."""
+ASK_AFTER_S = 0.4
+"""Silence in the middle of an answer: at 5 s a new port at the NAT was a pause of 5 s, at 0.4 s it is one of 0.4 s and two
+round trips. Token streams have gaps of tens of milliseconds; a question is one packet each way."""
 IDLE_TIMEOUT_S = 120.0
 MAX_SECTION = 64 * 1024  # bytes of a response's fields
 MAX_OPEN = 256  # exchanges at once, where the edge would allow more
@@ -180,7 +183,9 @@ class H3EdgeConnection:
         self.resumed = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolved when requests may be sent; fails with an OSError. Awaited by the dial alone."""
-        self.link = QuicLink(quic, self._send, self, ping_after_s=PING_AFTER_S, lost_after_s=LOST_AFTER_S)
+        self.link = QuicLink(
+            quic, self._send, self, ping_after_s=PING_AFTER_S, lost_after_s=LOST_AFTER_S, ask_after_s=ASK_AFTER_S
+        )
         self.wake = self.link.wake
         self._sock = sock
         self._peer = peer

@@ -10,6 +10,9 @@ client's and an edge's connection.
 - A path is dead when there was work and nothing was heard: after `ping_after_s` it is asked, a second later it is
   `suspect` (new exchanges had better take another one), after `lost_after_s` it is lost. A slow model's connection
   answers pings; one whose NAT entry or Wi-Fi went away does not.
+- An edge's answer stops in the middle when a NAT on the way forgot us and gave us another port: the edge cannot know until
+  it hears from there, and who only listens has nothing to say. So silence in a stream is asked about after `ask_after_s`
+  already; when pings alone are answered (the model thinks), the next question waits twice as long, up to `ping_after_s`.
 
 Who may end it: the owner by `close()`, the peer, the watch, and a fault of aioquic (which must not take the others along).
 """
@@ -64,10 +67,18 @@ class Owner(Protocol):
 
 
 class QuicLink:
-    """The loop around one connection. `ping_after_s` < `lost_after_s`, both seconds of silence while there is work."""
+    """The loop around one connection. `ping_after_s` < `lost_after_s`, both seconds of silence while there is work;
+    `ask_after_s`: of silence after stream bytes, where it is worth asking sooner."""
 
     def __init__(
-        self, quic: FlowConnection, send: Send, owner: Owner, *, ping_after_s: float, lost_after_s: float
+        self,
+        quic: FlowConnection,
+        send: Send,
+        owner: Owner,
+        *,
+        ping_after_s: float,
+        lost_after_s: float,
+        ask_after_s: float | None = None,
     ) -> None:
         self.quic = quic
         self._send = send
@@ -75,6 +86,7 @@ class QuicLink:
         self._loop = asyncio.get_running_loop()
         self._ping_after_s = ping_after_s
         self._lost_after_s = lost_after_s
+        self._ask_after_s = self._asks_at_s = min(ask_after_s or ping_after_s, ping_after_s)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
@@ -87,7 +99,7 @@ class QuicLink:
         self._farewell: list[tuple[bytes, Address]] = []  # CONNECTION_CLOSE, said again to a peer that missed it
         self._strays = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.StreamDataReceived: lambda e: owner.on_stream(e.stream_id, e.data, e.end_stream),
+            events.StreamDataReceived: self._stream_brought,
             events.StreamReset: lambda e: owner.on_stream_reset(e.stream_id, e.error_code),
             events.StopSendingReceived: lambda e: owner.on_stream_stopped(e.stream_id, e.error_code),
             events.HandshakeCompleted: self._handshake_completed,
@@ -125,6 +137,12 @@ class QuicLink:
         ending = self.quic.ending
         if ending is not None and not self._lost:
             self._lose(ending.error_code, ending.reason_phrase, by_peer=True)
+
+    def _stream_brought(self, event: events.StreamDataReceived) -> None:
+        if self._asks_at_s > self._ask_after_s:
+            self._asks_at_s = self._ask_after_s
+            self._look_in(self._ask_after_s)
+        self._owner.on_stream(event.stream_id, event.data, event.end_stream)
 
     def _handshake_completed(self, event: events.HandshakeCompleted) -> None:
         address = self.quic.get_peer_address()
@@ -229,7 +247,13 @@ class QuicLink:
         if self._watch is None and not self._lost:
             self._quiet_from = self._loop.time()
             self._pinged = False
-            self._watch = self._loop.call_later(self._ping_after_s, self._on_watch)
+            self._asks_at_s = self._ask_after_s
+            self._look_in(self._ask_after_s)
+
+    def _look_in(self, delay_s: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = self._loop.call_later(max(delay_s, 0.01), self._on_watch)
 
     def _on_watch(self) -> None:
         self._watch = None
@@ -240,7 +264,7 @@ class QuicLink:
             self.close(NO_ERROR, f"nothing heard for {quiet:.0f} s")
             return
         suspect_after_s = min(self._ping_after_s + SUSPECT_AFTER_S, self._lost_after_s)
-        due = self._ping_after_s
+        due = self._asks_at_s
         if quiet >= suspect_after_s:
             self.suspect, due = True, self._lost_after_s
         elif quiet >= due:
@@ -248,5 +272,6 @@ class QuicLink:
                 self._pinged = True
                 self.quic.send_ping(0)
                 self.wake()
-            due = suspect_after_s
-        self._watch = self._loop.call_later(max(due - quiet, 0.01), self._on_watch)
+                self._asks_at_s = min(2 * due, self._ping_after_s)
+            due = min(quiet + self._asks_at_s, suspect_after_s)
+        self._look_in(due - quiet)

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from resolver.io.clock import now
 from tests.net.lossy_link import ADDRESS6_B, ADDRESS_B, LossyLink, enter
 
 T = TypeVar("T")
+QUIET_S = 0.1
 
 
 class Side:
@@ -83,14 +84,17 @@ class Told:
 
 
 class Listening(Hearing):
-    """Notes when things came."""
+    """Notes when things came. `pieces`: what happens QUIET_S after so many pieces came, when their ACK is on its way too."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, pieces: dict[int, Callable[[], None]]) -> None:
         super().__init__(plan)
         self.times: list[float] = []
+        self._pieces = pieces
 
     def on_data(self, chunk: bytes) -> None:
         self.times.append(time.monotonic())
+        if len(self.times) in self._pieces:
+            asyncio.get_running_loop().call_later(QUIET_S, self._pieces[len(self.times)])
         super().on_data(chunk)
 
 
@@ -105,11 +109,19 @@ class Near:
         self._number = 0
 
     async def ask(
-        self, down: str, pool: str, *, chunks: int = 3, size: int = 200, gap_ms: int = 5, upload: int = 0
+        self,
+        down: str,
+        pool: str,
+        *,
+        chunks: int = 3,
+        size: int = 200,
+        gap_ms: int = 5,
+        upload: int = 0,
+        pieces: dict[int, Callable[[], None]] | None = None,
     ) -> Told:
         self._number += 1
         plan = Plan(self._number, down, pool, chunks, size, gap_ms, upload, None)
-        hearing = Listening(plan)
+        hearing = Listening(plan, pieces or {})
         started = time.monotonic()
         leg = (await self.clients[down].connection()).open()
         leg.receiver = hearing
@@ -168,7 +180,7 @@ class Stage:
     side: Side
     near: Near
 
-    def ask(self, down: str, pool: str, *, within_s: float = 20.0, **how: int) -> Told:
+    def ask(self, down: str, pool: str, *, within_s: float = 20.0, **how: Any) -> Told:
         return self.side.run(self.near.ask(down, pool, **how), within_s)
 
 

@@ -6,7 +6,6 @@ Round trip 50 ms. Bounds hold on a machine that does other work at the same time
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from pathlib import Path
 
@@ -95,14 +94,12 @@ def test_an_ipv6_that_leads_nowhere_costs_a_quarter_of_a_second_once(ca: ThrowAw
         assert stage.near.records[-1].fall.connect_s < 0.27 + SLACK_S
 
 
-def test_an_h3_stream_survives_a_new_port_at_the_nat(ca: ThrowAwayCa) -> None:
+def test_an_h3_stream_pauses_for_less_than_a_second_at_a_new_port_of_the_nat(ca: ThrowAwayCa) -> None:
     with staged(ca, nat=True) as stage:
-        rebind = threading.Timer(0.5, stage.link.rebind)
-        rebind.start()
-        told = stage.ask("h1", "h3", chunks=30, gap_ms=50)
-        rebind.join()
+        told = stage.ask("h1", "h3", chunks=8, gap_ms=250, pieces={3: stage.link.rebind})
         assert (told.ending, told.exact, told.version) == ("whole", True, "h3")
-        assert told.longest_gap_s < 5.5 + SLACK_S
+        # Nothing was owed to the edge when the port changed: only a question of ours could tell it.
+        assert 0.4 <= told.longest_gap_s < 1.0
 
 
 @pytest.mark.parametrize("version", VERSIONS)

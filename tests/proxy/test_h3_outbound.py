@@ -14,6 +14,7 @@ import pytest
 from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import FrameType, encode_frame
 from aioquic.quic.connection import QuicConnection
+from aioquic.tls import Epoch
 
 from proxy.io import outbound_quic
 from proxy.io.outbound_quic import H3EdgeConnection, QuicSessions, dial_quic
@@ -22,6 +23,7 @@ from proxy.io.rims import HIGH_WATER
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
 from tests.peers.authority import Authority
 from tests.peers.h3peers import Asked, Exchanged, Gateway, Server, listening, make_authority, say, unused_udp_port
+from tests.peers.nat import Nat
 
 OK = [(b":status", b"200")]
 
@@ -533,6 +535,26 @@ async def test_dead_path_is_found_while_there_is_work(ca: str, pem: str, monkeyp
         abort: Abort = await exchange.heard_word("abort")
         assert abort.cause is Cause.LOST and "nothing heard" in abort.detail
         assert connection.closed
+
+
+async def test_an_edge_that_lost_our_port_in_mid_answer_is_told_the_new_one(
+    ca: str, pem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbound_quic, "PING_AFTER_S", 1000.0)
+    monkeypatch.setattr(outbound_quic, "LOST_AFTER_S", 2000.0)
+    async with Server(pem) as server, Nat(server.port) as nat, dialled(nat.port, ca) as connection:
+        exchange = start(connection)
+        await server.until(lambda s: s.asked)
+        server.asked[0].respond(OK, b"one", end=False)
+        await exchange.until(lambda x: x.body == b"one")
+        sent = server.asked[0].quic._spaces[Epoch.ONE_RTT]
+        async with asyncio.timeout(5):
+            while sent.ack_eliciting_in_flight:  # we owe no ACK that would say it
+                await asyncio.sleep(0.01)
+        await nat.rebind()
+        server.asked[0].send(b"two", end=True)
+        await exchange.heard_word("end")
+        assert exchange.body == b"onetwo"
 
 
 async def test_slow_model_that_answers_pings_is_waited_for(ca: str, pem: str, monkeypatch: pytest.MonkeyPatch) -> None:

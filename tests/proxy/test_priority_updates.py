@@ -35,7 +35,7 @@ def served_by(leg: object) -> Priority:
     return leg._connection.quic.priority_of(leg.stream_id)  # type: ignore[attr-defined,no-any-return]
 
 
-@pytest.mark.parametrize(("down", "up"), list(product(BOTH, BOTH)), ids="-".join)
+@pytest.mark.parametrize(("down", "up"), list(product(BOTH, BOTH)), ids=map("-".join, product(BOTH, BOTH)))
 async def test_an_update_in_mid_stream_counts_here_and_at_the_edge(down: str, up: str, ca: ThrowAwayCa) -> None:
     async with matrix(ca) as made:
         leg, heard = made.ask(await made.client(down), up, get((b"priority", b"u=6")))
@@ -69,7 +69,9 @@ async def test_an_h1_edge_cannot_be_told_and_its_answer_goes_on(down: str, ca: T
         await heard.until("end")
 
 
-@pytest.mark.parametrize(("down", "up"), list(product(BOTH, ("h1", *BOTH))), ids="-".join)
+@pytest.mark.parametrize(
+    ("down", "up"), list(product(BOTH, ("h1", *BOTH))), ids=map("-".join, product(BOTH, ("h1", *BOTH)))
+)
 async def test_an_update_before_an_edge_is_open_is_what_the_request_says(down: str, up: str, ca: ThrowAwayCa) -> None:
     async with matrix(ca) as made:
         leg, heard = made.ask(await made.client(down), up, get((b"priority", b"u=6"), (b"x-a", b"1")))
