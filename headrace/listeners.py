@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from config.model import Listen, Tickets
 from headrace import ports
 from proxy.h2_shapes import Find
+from proxy.io.express import Known
 from proxy.io.inbound_tcp import TcpListener, bind, listen_tcp
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.io.tls import TlsIdentity
@@ -60,6 +61,7 @@ class Door:
         # The rim's call goes straight to the gateway: a door costs a request nothing.
         self.on_request: Callable[[Leg, RequestHead, Origin], None] = gateway.on_request
         self.shortcut: Callable[[RequestHead, Origin], Find | None] = gateway.shortcut
+        self.known: Callable[[bytes, RequestHead, Origin], Known | None] = gateway.known
 
     @property
     def limits(self) -> Limits:

@@ -86,6 +86,7 @@ class EdgeState:
     ) -> None:
         now = clock()
         self.id = edge.id
+        self.name = edge.id.encode("latin-1", "replace")
         self.config = edge
         self.header_fields = edge_fields(edge)
         self.place = Place.of(edge)

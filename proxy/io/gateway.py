@@ -21,6 +21,7 @@ import config.model
 from proxy import errors, headers
 from proxy.h2_shapes import Find
 from proxy.io.dns_shortcut import DnsShortcut
+from proxy.io.express import Known, Lane, known_request
 from proxy.io.forward import ForwardProxy
 from proxy.io.local import LocalAnswer, say
 from proxy.io.relay import Relay
@@ -55,6 +56,7 @@ class Gateway:
         self._doh = doh
         self._doh_path = b""
         self._dns_shortcut = DnsShortcut(doh)
+        self.lane = Lane(self.relay)
         self._own_paths: tuple[bytes, ...] = ()
         self._table = RouteTable([])
         self._forward = ForwardProxy(resolver, self.relay)
@@ -84,6 +86,8 @@ class Gateway:
         self._doh_path = whole.resolver.doh_path.encode()
         self._dns_shortcut.retire()  # connections that hold it were judged by the old table
         self._dns_shortcut = DnsShortcut(self._doh)
+        self.lane.close()  # what was decided by the old table and pools holds no more
+        self.lane = Lane(self.relay)
         self._own_paths = (self._doh_path, b"/proxy.pac")
         self._table = RouteTable(whole.pools, own_names=own_names, allowed_origins=proxy.allowed_origins)
         self._forward.apply(proxy.forward, [str(listen) for listen in proxy.listen if listen.scheme == "http"])
@@ -140,6 +144,15 @@ class Gateway:
             return None
         own = self._doh is not None and self._table.is_own(host_of(head.authority)) and self._table.judge(head) is None
         return self._dns_shortcut.find if own else None
+
+    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> Known | None:
+        """Every request whose head has the shape of this one may go the short way, while the configuration stays."""
+        if head.target.startswith(self._own_paths) or not self.lane.is_open:
+            return None
+        route = self._table.route(head)
+        if not isinstance(route, Route) or self._refusal(head, origin) is not None:
+            return None
+        return known_request(raw, head, origin, self.lane, self._edges.pool(route.pool), route.target)
 
     def _refusal(self, head: RequestHead, origin: Origin) -> Refusal | None:
         """Why a request that has a route is not taken all the same."""

@@ -8,6 +8,10 @@ whole request is no cancel (RFC 9112 9.6), a FIN in the middle of one is.
                              `--answer whole first--> LINGER: the rest of the upload is read and dropped for a while, since
                                 closing at once would reset the connection and lose the answer (RFC 9112 9.6)
 
+A head that comes again, but for the digits of its length, becomes known: from then on whole requests like it go the
+short way (`proxy.io.express`), for which the phase is ANSWER and `_leg` stays None. Whatever but their answer happens
+meanwhile asks `_unfolded` for an ordinary leg first.
+
 Owner: the transport owns this object; the listener's service may call drain() and close_now(). One timer at a time, re-armed
 lazily: setting `_deadline` costs nothing, the timer looks at it when it fires.
 
@@ -31,9 +35,11 @@ from proxy.h1 import (
     write_last_chunk,
     write_response,
 )
+from proxy.io.express import Express, Known
 from proxy.io.orphans import peer_is_gone
 from proxy.io.rims import Origin, Service
 from proxy.io.wire import Wire
+from proxy.known_heads import Shape
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority
 from proxy.websocket_handshake import accepted
@@ -72,6 +78,9 @@ class H1ServerConnection(asyncio.Protocol):
         self._buffer = b""
         self._searched = 0
         self._leg: H1ClientLeg | None = None
+        self._seen: Shape | None = None  # of the last head that went the ordinary way
+        self._known: Known | None = None
+        self._express = Express(self)
         self._reader: BodyReader | None = None
         self._request_whole = False
         self._eof = self._fin_sent = False
@@ -92,7 +101,7 @@ class H1ServerConnection(asyncio.Protocol):
         self._set_deadline(self.limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        leg, self._leg = self._leg, None
+        leg, self._leg = self._unfolded(), None
         self._phase = Phase.CLOSED
         if self._timer is not None:
             self._timer.cancel()
@@ -109,7 +118,11 @@ class H1ServerConnection(asyncio.Protocol):
             if self._leg is not None:
                 self._leg.receiver.on_data(data)
         elif phase is Phase.HEAD:
-            self._buffer = self._buffer + data if self._buffer else data
+            if self._buffer:
+                data = self._buffer + data
+            elif self._known is not None and self._begin_known(self._known, data):
+                return
+            self._buffer = data
             self._next_request()
         elif phase is Phase.ANSWER:
             self._keep_for_later(data)
@@ -120,8 +133,8 @@ class H1ServerConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """True keeps our direction open: the answer is still owed. (TLS transports close regardless.)"""
+        leg = self._unfolded()
         self._eof = True
-        leg = self._leg
         if self._phase is Phase.TUNNEL and leg is not None:
             leg.receiver.on_end()
             return not self._fin_sent
@@ -179,7 +192,51 @@ class H1ServerConnection(asyncio.Protocol):
             self._refuse(problem)
             return
         self._buffer, self._searched = rest, 0
+        if self._served and framing.keep_alive:
+            self._make_known(raw, head)
         self._begin(head, framing)
+
+    def _make_known(self, raw: bytes, head: RequestHead) -> None:
+        """Twice the same shape, and the next will not be read. The first head of a connection is not looked at: most
+        connections that carry one request carry no other."""
+        try:
+            shape = Shape(raw)
+        except ValueError:
+            return
+        if self._seen == shape:
+            self._known = self.service.known(raw, head, self.origin)
+        self._seen = shape
+
+    def _begin_known(self, known: Known, message: bytes) -> bool:
+        """Send a whole request of the known shape the short way; False: it is for the ordinary way."""
+        body_at = known.shape.body_at(message)
+        if not body_at or self._draining or not self._express.begin(known, message, body_at):
+            return False
+        self._served += 1
+        self._deadline = float("inf")
+        self._request_whole = True
+        self._phase = Phase.ANSWER
+        return True
+
+    def answer_known(self, before: bytes, timing: bytes, after: bytes, body: bytes) -> bool:
+        """Send a whole answer and go on; False, and nothing sent, when only an ordinary leg can answer now."""
+        if self._draining or self._full:
+            return False
+        self._express.is_running = False
+        self.wire.write(b"%b%b%b%b\r\n%b" % (before, timing, after, self.keep_alive, body))
+        self._await_next()
+        return True
+
+    def unfold(self) -> H1ClientLeg:
+        """Go on with an ordinary leg for the request in progress, whose head is whole and whose body was read."""
+        leg = self._leg = H1ClientLeg(self, Framing(), b"")
+        return leg
+
+    def _unfolded(self) -> H1ClientLeg | None:
+        """The leg in progress; a request on the short way gets an ordinary one."""
+        if self._express.is_running:
+            self._express.unfold()
+        return self._leg
 
     def _begin(self, head: RequestHead, framing: Framing) -> None:
         self._served += 1
@@ -253,7 +310,10 @@ class H1ServerConnection(asyncio.Protocol):
         self._leg = self._reader = None
         if not keep_alive or self._draining or self._eof or not self._request_whole:
             self._linger()
-            return
+        else:
+            self._await_next()
+
+    def _await_next(self) -> None:
         self._phase = Phase.HEAD
         self._searched = 0
         self._set_deadline(self.limits.idle_timeout_s)
@@ -321,7 +381,7 @@ class H1ServerConnection(asyncio.Protocol):
             self._close()
 
     def close_now(self) -> None:
-        leg, self._leg = self._leg, None
+        leg, self._leg = self._unfolded(), None
         if leg is not None:
             leg.receiver.on_abort(Abort(Party.US, Stage.BODY, Cause.REFUSED, "stopping"))
         self._abort_transport()

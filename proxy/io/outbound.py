@@ -124,6 +124,22 @@ class EdgeConnections:
             self._watch_lines()
             self._dial_for_lines()
 
+    def borrow(self) -> Held | None:
+        """A warm HTTP/1.1 connection for whoever can do without an opening, given out as `open` would; None: no such one,
+        or a shared one should be taken."""
+        if self._shared or not self._idle or len(self._lines):
+            return None
+        held = self._warm(b"")
+        if held is None:
+            return None
+        held.used = True
+        held.idle_since = None
+        self._busy.add(held)
+        self.legs += 1
+        if self._on_leg is not None:
+            self._on_leg(held.marks)
+        return held
+
     def cancel(self, opening: Opening) -> None:
         """`opening` does not wait any more and hears nothing. A dial that was for it completes into the pool."""
         self._lines.leave(opening)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import Protocol
 
 from proxy.h1 import (
     BodyReader,
@@ -39,6 +40,20 @@ MAX_INTERIMS = 64
 def _nothing() -> None: ...
 
 
+class EdgeEnd(Protocol):
+    """Who hears what a connection says about the exchange in progress."""
+
+    def take(self, chunk: bytes) -> None: ...
+
+    def take_eof(self) -> bool: ...
+
+    def lost(self, detail: str, *, clean: bool) -> None: ...
+
+    def wire_full(self) -> None: ...
+
+    def wire_drained(self) -> None: ...
+
+
 class H1EdgeConnection(asyncio.Protocol):
     """The client's side of one HTTP/1.1 connection; an EdgeConnection."""
 
@@ -50,13 +65,37 @@ class H1EdgeConnection(asyncio.Protocol):
         self.idle_hint_s = 0.0
         self.wire = Wire(asyncio.get_running_loop())
         self.room = 0
-        self._leg: H1EdgeLeg | None = None
+        self._leg: EdgeEnd | None = None
         self._exchanges = 0
         self._retired = False
 
     @property
     def active(self) -> int:
         return 0 if self._leg is None else 1
+
+    def lend(self, leg: EdgeEnd, request: bytes) -> None:
+        """Send a whole request for somebody who reads its answer himself; see `restore` and `unfold`."""
+        assert self.room, "no room for another exchange"
+        self._leg = leg
+        self._exchanges += 1
+        self.room = 0
+        self.wire.write(request)
+
+    def restore(self, idle_hint_s: float) -> None:
+        """The answer of the lent connection was whole, and another request may follow."""
+        self.idle_hint_s = idle_hint_s or self.idle_hint_s
+        self._leg = None
+        if self._retired or self.closed:
+            self._shut()
+        else:
+            self.room = 1
+            self.on_change()
+
+    def unfold(self, method: bytes) -> H1EdgeLeg:
+        """An ordinary leg in the place of whoever borrowed the connection: the request was sent, nothing came yet."""
+        leg = self._leg = H1EdgeLeg(self, reused=True)
+        leg.was_sent(method)
+        return leg
 
     def open(self) -> H1EdgeLeg:
         assert self.room, "no room for another exchange"
@@ -104,11 +143,11 @@ class H1EdgeConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._leg is not None:
-            self._leg.receiver.on_full()
+            self._leg.wire_full()
 
     def resume_writing(self) -> None:
         if self._leg is not None:
-            self._leg.receiver.on_drained()
+            self._leg.wire_drained()
 
     # ---------------------------------------------------------------- called by the leg
 
@@ -166,6 +205,11 @@ class H1EdgeLeg:
         self._interims = 0
         self._trailers: Fields = []
 
+    def was_sent(self, method: bytes) -> None:
+        """Its request, without an upgrade, has been written by somebody else, whole."""
+        self._method = method
+        self._sent_whole = True
+
     # ---------------------------------------------------------------- from the relay
 
     def head(self, head: Head) -> None:
@@ -221,6 +265,12 @@ class H1EdgeLeg:
             self._connection.wire.resume()
 
     # ---------------------------------------------------------------- from the connection
+
+    def wire_full(self) -> None:
+        self.receiver.on_full()
+
+    def wire_drained(self) -> None:
+        self.receiver.on_drained()
 
     def take(self, chunk: bytes) -> None:
         """Bytes of the answer."""

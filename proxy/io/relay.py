@@ -21,6 +21,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from proxy import errors, headers
 from proxy.exchange import TABLE, Event, Phase, Step
@@ -39,6 +40,20 @@ TICK_S = 0.25
 NEVER = float("inf")
 
 
+class Living(Protocol):
+    """Whatever has deadlines and can be stopped: an `Exchange`, or an `Express` that may yet become one."""
+
+    deadline: float
+    total_deadline: float
+
+    @property
+    def switched(self) -> Switched | None: ...
+
+    def overdue(self, now: float) -> None: ...
+
+    def stop(self, abort: Abort) -> None: ...
+
+
 class Relay:
     """What all exchanges share: clock, bounds, the set of living exchanges, and where records go."""
 
@@ -46,25 +61,42 @@ class Relay:
         self.clock = clock
         self.record = record
         self.now = clock()  # the time of the last tick: good enough for deadlines
-        self.exchanges: set[Exchange] = set()
+        self.epoch = time.time() - self.now
+        """What makes a time of the clock one of the calendar, as of the last tick."""
+        self.exchanges: set[Living] = set()
         self.max_body_bytes = 512 * 1024 * 1024
         self.trusted: tuple[headers.Network, ...] = ()
-        self._run = os.urandom(3).hex()
+        self._run = os.urandom(3).hex().encode()
         self._numbers = itertools.count(1)
         self._ticking: asyncio.TimerHandle | None = None
 
     def begin(self, leg: Leg, head: RequestHead, origin: Origin, pool: PoolState, target: bytes) -> Exchange:
         """Take over a client's leg: sets its receiver and starts dialling."""
-        exchange = Exchange(self, leg, head, origin, pool, target, f"{self._run}-{next(self._numbers):x}")
-        self.exchanges.add(exchange)
-        if self._ticking is None:
-            self.now = exchange.waterfall.start
-            self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        now = self.clock()
+        name = self.id_of(next(self._numbers)).decode()
+        exchange = Exchange(self, leg, head, origin, pool, target, name, now=now)
+        self._enter(exchange, now)
         exchange.start()
         return exchange
 
+    def enter(self, living: Living, now: float) -> int:
+        """Have `living` among the exchanges until it leaves by itself; its number."""
+        self._enter(living, now)
+        return next(self._numbers)
+
+    def _enter(self, living: Living, now: float) -> None:
+        self.exchanges.add(living)
+        if self._ticking is None:
+            self.now = now
+            self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def id_of(self, number: int) -> bytes:
+        """What people call an exchange, for as long as this process lives."""
+        return b"%b-%x" % (self._run, number)
+
     def _tick(self) -> None:
         self.now = now = self.clock()
+        self.epoch = time.time() - now
         self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick) if self.exchanges else None
         for exchange in [x for x in self.exchanges if x.deadline <= now or x.total_deadline <= now]:
             exchange.overdue(now)
@@ -102,7 +134,16 @@ class Exchange:
     _begun = False
 
     def __init__(
-        self, relay: Relay, client: Leg, head: RequestHead, origin: Origin, pool: PoolState, target: bytes, name: str
+        self,
+        relay: Relay,
+        client: Leg,
+        head: RequestHead,
+        origin: Origin,
+        pool: PoolState,
+        target: bytes,
+        name: str,
+        *,
+        now: float,
     ) -> None:
         self.relay = relay
         self.client = client
@@ -113,8 +154,7 @@ class Exchange:
         self.id = name
         self.kept: list[bytes] | None = []
         self.client_ended = bool(head.protocol)  # an upgrade has no end of its own
-        self.started_at = time.time()
-        self.waterfall = Waterfall(relay.clock())
+        self.waterfall = Waterfall(now)
         self.idle_s = pool.config.timeouts.idle_s
         self._candidates: list[str] = []
         client.receiver = ClientSide(self)
@@ -147,6 +187,18 @@ class Exchange:
         shed = pool.shed(now)
         self.abort = Abort(Party.US, Stage.CONNECT, Cause.REFUSED, shed.reason, unprocessed=True)
         self.say(*errors.shed(config.name, shed.reason, shed.retry_after_s, self.dialect))
+
+    def was_sent(self, edge: EdgeState, leg: Leg, marks: DialMarks, body: bytes, candidates: list[str]) -> None:
+        """Take over a request that somebody sent whole to `edge`, the first of `candidates`, which has counted it."""
+        self.edge, self.leg, self._marks, self._begun = edge, leg, marks, True
+        self._candidates = candidates
+        self.kept = [body] if body else []
+        self.kept_bytes = self.bytes_in = len(body)
+        self.client_ended = True
+        self.waterfall.open(self.waterfall.start, 0.0, 0.0, 0.0)
+        self.waterfall.sent = self.waterfall.start
+        self.phase = Phase.ASKED
+        leg.receiver = EdgeSide(self)
 
     @property
     def attempts(self) -> Attempts:
@@ -276,25 +328,8 @@ class Exchange:
 
     def edge_head(self) -> RequestHead:
         """The request's head as the current edge shall see it."""
-        head, edge, origin = self.head, self.edge, self.origin
-        assert edge is not None
-        trusted = self.relay.trusted
-        fields = headers.request_fields(
-            head,
-            peer=origin.peer,
-            trusted=bool(trusted) and headers.is_trusted(origin.peer, trusted),
-            version=origin.version,
-            edge_fields=edge.header_fields,
-        )
-        if origin.early_data:
-            fields.append((b"early-data", b"1"))  # RFC 8470 5.1
-        if self.pool.priorities is not None:
-            self.pool.priorities.add_to(fields, self.target)
-        place = edge.place
-        target = place.base_path + self.target if place.base_path else self.target
-        return RequestHead(
-            head.method, target, place.scheme, place.authority, fields, head.length, head.protocol, head.expect_continue
-        )
+        assert self.edge is not None
+        return request_for_edge(self.relay, self.head, self.origin, self.pool, self.edge, self.target)
 
     def end_request(self, leg: Leg) -> None:
         self.waterfall.sent = self.relay.clock()
@@ -443,7 +478,7 @@ class Exchange:
         head, marks, abort, observer = self.head, self._marks, self.abort, self.observer
         record = RequestRecord(
             self.id,
-            self.started_at,
+            self.waterfall.start + self.relay.epoch,
             head.method.decode("latin-1"),
             host_of(head.authority),
             head.target.split(b"?", 1)[0].decode("latin-1"),
@@ -465,6 +500,30 @@ class Exchange:
             record.incomplete = observer.incomplete
             record.first_token, record.last_token = observer.first_token, observer.last_token
         return record
+
+
+def request_for_edge(
+    relay: Relay, head: RequestHead, origin: Origin, pool: PoolState, edge: EdgeState, target: bytes
+) -> RequestHead:
+    """A client's head as `edge` shall see it."""
+    trusted = relay.trusted
+    fields = headers.request_fields(
+        head,
+        peer=origin.peer,
+        trusted=bool(trusted) and headers.is_trusted(origin.peer, trusted),
+        version=origin.version,
+        edge_fields=edge.header_fields,
+    )
+    if origin.early_data:
+        fields.append((b"early-data", b"1"))  # RFC 8470 5.1
+    if pool.priorities is not None:
+        pool.priorities.add_to(fields, target)
+    place = edge.place
+    if place.base_path:
+        target = place.base_path + target
+    return RequestHead(
+        head.method, target, place.scheme, place.authority, fields, head.length, head.protocol, head.expect_continue
+    )
 
 
 _STEPS: dict[Step, Callable[[Exchange], None] | None] = {

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxy.h2_shapes import Find
 from proxy.messages import Abort, Leg, RequestHead
+
+if TYPE_CHECKING:
+    from proxy.io.express import Known
 
 HIGH_WATER = 256 * 1024
 """Bytes: above it a send buffer says on_full. Measured: memory stays flat for large bodies at full speed."""
@@ -71,6 +74,10 @@ class Service(Protocol):
 
         What is found there was counted as served. Asked by h2 alone, where a request costs most.
         """
+
+    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> Known | None:
+        """What was decided for a request, for those with a head of the same shape (`proxy.io.express`); None: each is to
+        be decided anew. Asked by h1 for a head that came twice."""
 
     def on_connected(self, connection: InboundConnection) -> bool:
         """A connection is ready to speak. False when there are `max_connections` already: the rim closes it."""

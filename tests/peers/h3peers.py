@@ -79,6 +79,8 @@ class Gateway:
         self.room = 100
         self._arrived = asyncio.Event()
 
+    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> None: ...
+
     def shortcut(self, head: RequestHead, origin: Origin) -> None:
         return None
 

@@ -45,6 +45,8 @@ class ByHand:
         self.accept = accept
         self.on_exchange: Callable[[Exchange], None] | None = None
 
+    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> None: ...
+
     def shortcut(self, head: RequestHead, origin: Origin) -> None:
         return None
 

@@ -80,6 +80,8 @@ class Joining(NullReceiver):
     def on_disconnected(self, connection: InboundConnection) -> None:
         self.connections.discard(connection)
 
+    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> None: ...
+
     def shortcut(self, head: RequestHead, origin: Origin) -> None:
         return None
 

@@ -1,0 +1,320 @@
+"""Take a request that is like an earlier one of its connection the short way: one call out, one call back.
+
+Theory: an SDK's or a browser's connection asks the same thing again and again. What was decided for its head (guard, route,
+pool, fields for the edge) holds for every head of the same shape until the configuration changes, and so does what an
+edge's answer head becomes. So a whole known request goes out in one write, and a whole known answer comes back in one; what
+is decided anew for each is what can change between two: which edge, its limits, deadlines, measures, counters, the record.
+
+      whole request of a known shape ──► Express.begin ──► edge's warm h1 connection
+      whole answer in one read       ──► Express.take  ──► client, record: over
+      anything else whatsoever       ──► unfold: an ordinary exchange in the phase ASKED, with two ordinary legs,
+                                         that hears the event as if it had carried the request from the start
+
+There is one outcome here, the good one. No ending, abort, retry, stream or limit has a second implementation: whatever is
+not a whole plain answer goes to `Exchange`, which is made in the state that it would have had. The tests hold the two ways
+against each other byte for byte.
+
+Owner: the client's connection has one `Express` and uses it again for each request; the relay has it among its exchanges
+while one is in progress.
+
+Rules for editing: 1. a new event unfolds; 2. what the ordinary way counts or measures is counted here; 3. what a decision
+rests on is part of the shape, of the connection, or of the configuration, or it is decided anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from proxy import headers
+from proxy.h1 import HeadError, parse_response, write_request, write_response
+from proxy.io.edge_state import EdgeState, Place
+from proxy.io.outbound_h1 import H1EdgeLeg
+from proxy.io.relay import Exchange, Relay, request_for_edge
+from proxy.io.sides import SECOND_LOOK
+from proxy.known_heads import Shape
+from proxy.messages import Abort, Leg, RequestHead, ResponseHead
+from proxy.routing import host_of, is_loopback
+from proxy.sse import observer_for
+from proxy.waterfall import RequestRecord, Waterfall
+
+if TYPE_CHECKING:
+    from proxy.io.edges import PoolState
+    from proxy.io.rims import Origin
+
+KEPT_ANSWERS = 64
+MAX_ANSWER_HEAD = 4096
+MARK = b"\x00"  # in no field's value: FIELD_LINE of proxy.h1 refuses it
+SLOW_PATH_METHODS = frozenset({b"HEAD", b"CONNECT"})  # their answers are framed by the method
+
+
+class KnownAnswer:
+    """What an edge's answer head becomes for a client, but for Server-Timing and our own hop's fields."""
+
+    __slots__ = ("after", "before", "head", "idle_hint_s", "length")
+
+    def __init__(self, head: ResponseHead, length: int, idle_hint_s: float, *, loopback: bool) -> None:
+        self.head = head
+        self.length = length
+        self.idle_hint_s = idle_hint_s
+        fields = headers.response_fields(head, server_timing=MARK, loopback=loopback)
+        told = ResponseHead(head.status, fields, head.length, head.no_body, head.reason)
+        raw, _ = write_response(told, http10=False, close=False)
+        self.before, _, after = raw.partition(MARK)
+        self.after = after[:-2]  # the connection's keep-alive line comes before the empty one
+
+
+class Lane:
+    """What all known requests of one configuration share. `is_open` ends when another configuration is applied."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.is_open = True
+        self.taken = 0  # requests that began here
+        self._answers: tuple[dict[bytes, KnownAnswer | None], dict[bytes, KnownAnswer | None]] = ({}, {})
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def answer(self, raw: bytes, *, loopback: bool) -> KnownAnswer | None:
+        """What this head of an answer becomes; None: the ordinary way must read it."""
+        answers = self._answers[loopback]
+        try:
+            return answers[raw]
+        except KeyError:
+            pass
+        known = _read_answer(raw, loopback=loopback)
+        if known is None or known.head.get(b"set-cookie") is None:  # a secret stays no longer than its answer
+            if len(answers) >= KEPT_ANSWERS:
+                answers.clear()
+            answers[raw] = known
+        return known
+
+
+def _read_answer(raw: bytes, *, loopback: bool) -> KnownAnswer | None:
+    try:
+        head, framing = parse_response(raw, b"GET")
+    except HeadError:
+        return None  # the ordinary way says what is wrong with it
+    if head.status < 200 or head.status in SECOND_LOOK or framing.chunked or head.length is None or head.no_body:
+        return None
+    kind = head.get(b"content-type")
+    if not framing.keep_alive or (kind is not None and observer_for(kind, head.get(b"content-encoding"), float)):
+        return None
+    return KnownAnswer(head, head.length, framing.idle_hint_s, loopback=loopback)
+
+
+class Known:
+    """A head of a client's connection that was judged and routed, for all heads of its shape on this connection."""
+
+    __slots__ = ("_sent", "head", "lane", "loopback", "method", "origin", "path", "pool", "shape", "target")
+
+    def __init__(
+        self, shape: Shape, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes
+    ) -> None:
+        self.shape = shape
+        self.head = head
+        self.origin = origin
+        self.lane = lane
+        self.pool = pool
+        self.target = target
+        self.loopback = is_loopback(host_of(head.authority))
+        self.method = head.method.decode("latin-1")
+        self.path = head.target.split(b"?", 1)[0].decode("latin-1")
+        self._sent: dict[str, tuple[Place, bytes, bytes]] = {}
+
+    def for_edge(self, edge: EdgeState) -> tuple[Place, bytes, bytes]:
+        """The head for this edge, before and after the digits of its length. A reload of the edge makes it anew."""
+        found = self._sent.get(edge.id)
+        if found is None or found[0] is not edge.place:
+            head = request_for_edge(self.lane.relay, self.head, self.origin, self.pool, edge, self.target)
+            shape = Shape(write_request(head)[0])
+            found = self._sent[edge.id] = (edge.place, shape.before, shape.after)
+        return found
+
+    def head_of(self, length: int) -> RequestHead:
+        """The head of a request with a body of `length` bytes."""
+        head = self.head
+        fields = head.fields.copy()
+        if self.shape.has_length:
+            at = next(i for i, (name, _) in enumerate(fields) if name == b"content-length")
+            fields[at] = (b"content-length", b"%d" % length)
+        return RequestHead(head.method, head.target, head.scheme, head.authority, fields, length)
+
+
+def known_request(
+    raw: bytes, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes
+) -> Known | None:
+    """Make a judged head known; None where the short way has no business."""
+    if head.length is None or head.protocol or head.expect_continue or head.method in SLOW_PATH_METHODS:
+        return None
+    try:
+        known = Known(Shape(raw), head, origin, lane, pool, target)
+        for edge in pool.edges.values():
+            known.for_edge(edge)
+    except ValueError:
+        return None
+    return known
+
+
+class Front(Protocol):
+    """The client's connection, as an Express sees it."""
+
+    def answer_known(self, before: bytes, timing: bytes, after: bytes, body: bytes) -> bool:
+        """Send a whole answer and go on; False, and nothing sent, when only an ordinary leg can answer now."""
+
+    def unfold(self) -> Leg:
+        """Go on with an ordinary leg for the request in progress, whose head is whole and whose body was read."""
+
+
+class Express:
+    """One known request in progress, or none. To the edge's connection it is the leg; see the module's picture."""
+
+    __slots__ = (
+        "_body_at",
+        "_candidates",
+        "_edge",
+        "_front",
+        "_held",
+        "_known",
+        "_message",
+        "_number",
+        "_start",
+        "deadline",
+        "is_running",
+        "total_deadline",
+    )
+
+    switched = None
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self.is_running = False
+
+    def begin(self, known: Known, message: bytes, body_at: int) -> bool:
+        """Send a whole request of a known shape; False, and nothing done, when the ordinary way must take it."""
+        lane, pool = known.lane, known.pool
+        relay = lane.relay
+        if not lane.is_open or len(message) - body_at > relay.max_body_bytes:
+            return False
+        now = relay.clock()
+        candidates = pool.choose(now, known.origin.peer.encode() if pool.config.strategy == "hash" else b"")
+        if not candidates:
+            return False
+        edge = pool.edges[candidates[0]]
+        held = edge.connections.borrow()
+        if held is None:
+            return False
+        self._known, self._message, self._body_at, self._start = known, message, body_at, now
+        self._edge, self._held, self._candidates = edge, held, candidates
+        timeouts = pool.config.timeouts
+        self.deadline = now + timeouts.first_byte_s
+        self.total_deadline = now + timeouts.total_s if timeouts.total_s else float("inf")
+        self.is_running = True
+        lane.taken += 1
+        self._number = relay.enter(self, now)
+        pool.budget.note_request(now)
+        edge.begin(now)
+        self._send(known, edge)
+        return True
+
+    def _send(self, known: Known, edge: EdgeState) -> None:
+        _, before, after = known.for_edge(edge)
+        message, body_at, shape = self._message, self._body_at, known.shape
+        if shape.has_length:
+            digits = message[shape.digits_at : body_at - len(shape.after)]
+            before = b"%b%b%b%b" % (before, digits, after, message[body_at:])
+        self._held.connection.lend(self, before)  # type: ignore[attr-defined]
+
+    # ---------------------------------------------------------------- from the edge's connection, as its leg
+
+    def take(self, chunk: bytes) -> None:
+        """Bytes of the answer."""
+        end = chunk.find(b"\r\n\r\n") + 4
+        known, answer = self._known, None
+        if 4 <= end <= MAX_ANSWER_HEAD:
+            answer = known.lane.answer(chunk[:end], loopback=known.loopback)
+        if answer is None or len(chunk) != end + answer.length:
+            self._unfold()[1].take(chunk)
+            return
+        now = known.lane.relay.clock()
+        timing = b'headrace;desc="%b %b h1 reused", wait;dur=%.1f' % (
+            known.lane.relay.id_of(self._number),
+            self._edge.name,
+            (now - self._start) * 1e3,
+        )
+        if not self._front.answer_known(answer.before, timing, answer.after, chunk[end:]):
+            self._unfold()[1].take(chunk)
+            return
+        self._over(answer, now)
+
+    def _over(self, answer: KnownAnswer, now: float) -> None:
+        known, edge, held, start = self._known, self._edge, self._held, self._start
+        relay, waited_s = known.lane.relay, now - start
+        edge.note_status(answer.head, now, ttfb_s=waited_s)
+        edge.finish(None, waited_s, now, reused=True)
+        relay.exchanges.discard(self)
+        fall = Waterfall(start)
+        fall.opened = fall.sent = start
+        fall.head = fall.ended = now
+        if answer.length:
+            fall.first = now
+        record = RequestRecord(
+            relay.id_of(self._number).decode(),
+            start + relay.epoch,
+            known.method,
+            host_of(known.head.authority),
+            known.path,
+            known.pool.config.name,
+            fall,
+            edge.id,
+            known.origin.version,
+            "h1",
+            answer.head.status,
+            bytes_in=len(self._message) - self._body_at,
+            bytes_out=answer.length,
+            reused=True,
+            resumed=held.marks.resumed,
+        )
+        self._message = b""
+        held.connection.restore(answer.idle_hint_s)  # type: ignore[attr-defined]
+        relay.record(record)
+
+    def take_eof(self) -> bool:
+        return self._unfold()[1].take_eof()
+
+    def lost(self, detail: str, *, clean: bool) -> None:
+        self._unfold()[1].lost(detail, clean=clean)
+
+    def wire_full(self) -> None:
+        """The request is written; there is nobody to stop."""
+
+    def wire_drained(self) -> None: ...
+
+    # ---------------------------------------------------------------- from the relay and the client's connection
+
+    def overdue(self, now: float) -> None:
+        self._unfold()[0].overdue(now)
+
+    def stop(self, abort: Abort) -> None:
+        self._unfold()[0].stop(abort)
+
+    def unfold(self) -> None:
+        """Go on as an ordinary exchange with ordinary legs."""
+        self._unfold()
+
+    def _unfold(self) -> tuple[Exchange, H1EdgeLeg]:
+        known, message = self._known, self._message
+        body = message[self._body_at :]
+        head = known.head_of(len(body))
+        self.is_running = False
+        self._message = b""
+        relay = known.lane.relay
+        relay.exchanges.discard(self)
+        client = self._front.unfold()
+        leg: H1EdgeLeg = self._held.connection.unfold(head.method)  # type: ignore[attr-defined]
+        name = relay.id_of(self._number).decode()
+        exchange = Exchange(relay, client, head, known.origin, known.pool, known.target, name, now=self._start)
+        relay.exchanges.add(exchange)
+        exchange.was_sent(self._edge, leg, self._held.marks, body, self._candidates)
+        exchange.deadline, exchange.total_deadline = self.deadline, self.total_deadline
+        return exchange, leg
