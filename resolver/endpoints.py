@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-
-import dns.rdatatype
-import dns.rdtypes.svcbbase
-import dns.rrset
+from typing import TYPE_CHECKING
 
 from resolver import wire as w
+
+if TYPE_CHECKING:
+    import dns.rdtypes.svcbbase
+    import dns.rrset
 
 _ALPN, _NO_DEFAULT_ALPN, _PORT, _V4_HINT, _V6_HINT = 1, 2, 3, 4, 6
 UNDERSTOOD = frozenset({0, _ALPN, _NO_DEFAULT_ALPN, _PORT, _V4_HINT, _V6_HINT})

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
 
 import h2.config
@@ -29,15 +28,13 @@ from h2.connection import ConnectionState
 from hyperframe.frame import Frame, GoAwayFrame
 
 from resolver import outgoing as o
-from resolver.io.addresses import AddressBook, dial
 from resolver.io.channel import Clock, Failure, words
-from resolver.io.doh_reply import Exchange, authority_of, request_fields
-from resolver.io.tls_client import ResumingContext, client_context, remember
-from resolver.io.warm import DIAL_TIMEOUT_S, MAX_IN_FLIGHT, Errand, Link, WarmChannel
-from resolver.quirks import IdleLimit
+from resolver.io.doh_channel import Allowance
+from resolver.io.doh_reply import Exchange, request_fields
+from resolver.io.tls_client import remember
+from resolver.io.warm import MAX_IN_FLIGHT, Errand, WarmChannel
 from resolver.upstreams import Fault
 
-ALPN = ["h2"]
 WINDOW = 1 << 20  # of the connection: a thousand small answers never wait for a WINDOW_UPDATE
 
 
@@ -51,14 +48,6 @@ class PatientConnection(h2.connection.H2Connection):
         self._data_to_send += unsent
         self.state_machine.state = ConnectionState.CLIENT_OPEN
         return frames, events
-
-
-@dataclass(slots=True)
-class Allowance:
-    """How many streams the upstream allowed last. A fresh connection knows its own limit only a round trip later, and
-    what is sent before that beyond the limit is refused."""
-
-    streams: int = 100
 
 
 class DohLink(asyncio.Protocol):
@@ -224,33 +213,3 @@ class DohLink(asyncio.Protocol):
     def _break(self, reason: str) -> None:
         self._broken = reason
         self.shut()
-
-
-def doh_channel(
-    book: AddressBook, port: int, *, path: str, server_name: str, ca_file: str, clock: Clock
-) -> WarmChannel:
-    """One warm h2 connection. `server_name` replaces the host in the certificate check only, never in `:authority`."""
-    kept: list[ResumingContext] = []
-    allowance = Allowance()
-    authority = authority_of(book.host, port)
-
-    def context() -> ResumingContext:
-        if not kept:  # at the first dial, as in `dot`
-            kept.append(client_context(ca_file, ALPN))
-        return kept[0]
-
-    async def link_to(address: str, channel: WarmChannel) -> DohLink:
-        _, link = await asyncio.get_running_loop().create_connection(
-            lambda: DohLink(channel, clock, authority, path, allowance),
-            address,
-            port,
-            ssl=context(),
-            server_hostname=server_name or book.host,
-        )
-        return link
-
-    async def connect(channel: WarmChannel) -> Link:
-        context()
-        return await dial(book, lambda address: link_to(address, channel), DIAL_TIMEOUT_S)
-
-    return WarmChannel(connect, encrypted=True, clock=clock, idle=IdleLimit())

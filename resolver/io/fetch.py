@@ -13,9 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-import dns.exception
-import dns.message
-
 from config.model import Zone
 from resolver import wire as w
 from resolver.answer import LONGEST_CHAIN, Answer, Bounds, take
@@ -216,6 +213,9 @@ def outgoing_for(question: Question) -> Outgoing:
 
 def _join(begun: Answer, rest: Answer) -> bytes:
     """One message of both answers. Rare, so dnspython may expand the names that were compressed against another question."""
+    import dns.exception
+    import dns.message
+
     try:
         first = dns.message.from_wire(begun.wire, one_rr_per_rrset=True)
         second = dns.message.from_wire(rest.wire, one_rr_per_rrset=True)

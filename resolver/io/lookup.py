@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-
-import dns.edns
-import dns.message
-import dns.rcode
-import dns.rdatatype
-import dns.rrset
+from typing import TYPE_CHECKING
 
 from resolver import wire as w
 from resolver.endpoints import Endpoints, Service, addresses_of, choose, interleave, query_name
 from resolver.errors import NoAddress
+
+if TYPE_CHECKING:
+    import dns.rrset
 
 MOST_ALIASES = 8
 SETTLE_S = 0.05
@@ -42,6 +40,10 @@ Resolve = Callable[[bytes, int], Awaitable[Resolved]]
 
 
 def read_reply(message: bytes, source: str, took_s: float) -> Resolved:
+    import dns.edns  # 25 ms of a start, which serves addresses and its own names without
+    import dns.message
+    import dns.rcode
+
     parsed = dns.message.from_wire(message)
     rcode = dns.rcode.to_text(parsed.rcode())
     sections = parsed.answer or parsed.authority
@@ -112,8 +114,8 @@ async def _service(resolve: Resolve, name: bytes, port: int) -> Service | None:
     """The HTTPS record to use, AliasMode followed; None when there is none that we can use (RFC 9460 3)."""
     owner = query_name(name, port)
     for _ in range(MOST_ALIASES):
-        answer = await resolve(owner, dns.rdatatype.HTTPS)
-        chosen = choose(answer.of_type(dns.rdatatype.HTTPS), name if owner != name else owner)
+        answer = await resolve(owner, w.HTTPS)
+        chosen = choose(answer.of_type(w.HTTPS), name if owner != name else owner)
         if isinstance(chosen, bytes):
             owner = name = chosen
             continue

@@ -23,7 +23,7 @@ from resolver.io.addresses import AddressBook
 from resolver.io.bootstrap import Bootstrap
 from resolver.io.channel import Channel, Clock, Done, Failure
 from resolver.io.clock import now as boottime
-from resolver.io.doh import doh_channel
+from resolver.io.doh_channel import doh_channel
 from resolver.io.dot import dot_channel
 from resolver.io.tcp import tcp_channel
 from resolver.io.udp import UdpChannel
