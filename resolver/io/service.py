@@ -1,11 +1,10 @@
-"""Answer queries: from a client's bytes to a reply, joining what is in flight and bridging what is late.
+"""Answer queries: from a client's bytes to a reply.
 
       bytes -> memo -> parse -> chain.look -> reply
                                    | nothing here
-                                   +-> flight -> fetch -> store -> reply for each who waits
-                                          | late: stale data for those who wait     (io/flights.py, io/fetch.py)
+                                   +-> asking.wait -> reply for each who waits
 
-The order of the steps, each with its reason, stands in `resolver/chain.py`.
+The order of the steps, each with its reason, stands in `resolver/chain.py`; what is not known here is asked in `asking.py`.
 
 Who calls: listeners `look`, and `wait` for what that did not find; `ask` is both in one. They call back exactly once, at the
 latest `timeout` plus 100 ms later, whatever upstreams do. `b""` means that nothing may be said.
@@ -14,29 +13,24 @@ latest `timeout` plus 100 ms later, whatever upstreams do. `b""` means that noth
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from config import model
 from resolver import wire as w
-from resolver.answer import Answer, Bounds, Rr, reply
-from resolver.cache import Cache, key_of, name_of, scope_of
-from resolver.chain import NOT_READY, OTHER, PROHIBITED, Chain, Found, failure, subnet_option
+from resolver.answer import Bounds, Rr, reply
+from resolver.cache import Cache
+from resolver.chain import PROHIBITED, Chain, Found, subnet_option
 from resolver.endpoints import Endpoints
-from resolver.errors import NotBelieved, UpstreamsFailed
-from resolver.hosts import LocalNames
-from resolver.io import files
+from resolver.io.asking import Asking
 from resolver.io.clock import now as boottime
-from resolver.io.fetch import ContentRefused, Fetched, Fetcher, UpstreamReply, Upstreams, question_for
-from resolver.io.flights import Flight, Flights
+from resolver.io.fetch import Fetcher, Upstreams, question_for
+from resolver.io.housekeeping import Housekeeping, within
 from resolver.io.lookup import Resolved, dial_endpoints, read_reply
 from resolver.io.query_log import QueryLog
-from resolver.io.saved_cache import SLICE, SavedCache
+from resolver.io.saved_cache import SavedCache
 from resolver.memos import Memo, Memos
 from resolver.question import SILENCE, Question, parse, refuse
 from resolver.ratelimit import RateLimit
@@ -44,15 +38,12 @@ from resolver.zones import Zones
 
 STREAM_LIMIT = 65_535
 DATAGRAM_LIMIT = 1232
-_GRACE_S = 0.05  # past the deadline given to the upstream set, which keeps it: a belt
-_SAVE_EVERY_S, _LOOK_EVERY_S = 300.0, 10.0
 _START_PATIENCE_S = 1.0
 """How long `start` waits for lists and the saved cache. A million names or a huge cache come while we already serve: no
 name at all for seconds would be worse than a few names unblocked or asked again."""
 
 Done = Callable[[bytes, str], None]
 """Called once with the reply and where it came from: `cache`, `stale`, `local`, `policy`, an upstream's URL, `failure`."""
-
 
 if TYPE_CHECKING:
     from resolver.io.validation import Validator
@@ -90,14 +81,12 @@ class ResolverService:
             prefetch=config.cache.prefetch,
         )
         self._chain = Chain(self._cache)
-        self._saved = SavedCache(state_dir, self._cache, clock, wall)
         self._memos = (Memos(), Memos())  # plain, sealed
-        self._flights: Flights[Found] = Flights(self._fly, self._stopped, late=self._late)
+        self._asking = Asking(self._chain, clock)
+        saved = SavedCache(state_dir, self._cache, clock, wall)
+        self._house = Housekeeping(self._chain, self._asking, saved, clock, self._forget_memos)
         self._housekeeping: asyncio.Task[None] | None = None
-        self._loaded = asyncio.Event()
-        self._policy_changed = asyncio.Event()
-        self._hosts_stamps: tuple[tuple[int, int], ...] = ()
-        self._queries = self._memo_hits = self._fetches = 0
+        self._queries = self._memo_hits = 0
         self._designated: tuple[Rr, ...] = ()
         self.replies: dict[str, list[int]] = {}
         self.query_log: QueryLog | None = None
@@ -108,8 +97,8 @@ class ResolverService:
 
     async def start(self) -> None:
         """Reads blocklists and the saved cache, waiting a second at most; then keeps house until `close`."""
-        self._housekeeping = asyncio.create_task(self._keep_house())
-        await _within(self._loaded, _START_PATIENCE_S)
+        self._housekeeping = asyncio.create_task(self._house.run())
+        await within(self._house.loaded, _START_PATIENCE_S)
 
     async def close(self) -> None:
         """Ends flights (those who wait get SERVFAIL), and saves the cache. May be called twice."""
@@ -117,10 +106,8 @@ class ResolverService:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
             self._housekeeping = None
-            # A cache that was not read back yet must not take the place of the one on disk.
-            if self._loaded.is_set() and self._config.cache.persist:
-                await self._saved.save()
-        await self._flights.close()
+            await self._house.save()
+        await self._asking.close()
         if self._validator is not None:
             await self._validator.close()
 
@@ -134,14 +121,16 @@ class ResolverService:
         self._cache.stale_s, self._cache.prefetch = config.cache.serve_stale_s, config.cache.prefetch
         self._apply(config)
         if (config.blocklists, config.rebind_protection) != (old.blocklists, old.rebind_protection):
-            self._policy_changed.set()
+            self._house.policy_changed()
 
     def _apply(self, config: model.Resolver) -> None:
         cache = config.cache
         self._chain.zones = Zones(config.zones, self._designated)
-        self._read_hosts()
+        self._house.config = config
+        self._house.read_hosts()
         bounds = Bounds(int(cache.min_ttl_s), int(cache.max_ttl_s), int(cache.max_negative_ttl_s))
-        self._fetcher = Fetcher(
+        self._asking.timeout_s, self._asking.stale_after_s = config.timeout_s, cache.stale_answer_after_s
+        self._asking.fetcher = Fetcher(
             self._upstreams,
             self._chain.zones,
             bounds,
@@ -151,7 +140,6 @@ class ResolverService:
         )
         self.query_log = QueryLog(config.query_log) if config.query_log != "off" else None
         self.rate_limit = RateLimit(config.rate_limit_per_s) if config.rate_limit_per_s else None
-        self._forget_memos()
         self._chain.failures.forget()
 
     def _validating(self, config: model.Resolver) -> Validator | None:
@@ -173,54 +161,9 @@ class ResolverService:
             self._designated = tuple(records)
             self._apply(self._config)
 
-    def _read_hosts(self) -> None:
-        self._hosts_stamps = files.stamps(self._config.hosts_files)
-        self._chain.local = LocalNames(files.read_hosts(self._config.hosts_files), self._config.records)
-        self._forget_memos()
-
     def _forget_memos(self) -> None:
         for memos in self._memos:
             memos.clear()
-
-    async def _keep_house(self) -> None:
-        """Owned by this service and cancelled by `close`; a save that is cut short leaves the old file."""
-        await self._take_policy()
-        if self._config.cache.persist:
-            await self._saved.restore(lambda saved: self._allowed(saved.key, saved.answer))
-        self._loaded.set()
-        saved_at = self._clock()
-        while True:
-            await _within(self._policy_changed, _LOOK_EVERY_S)
-            if self._policy_changed.is_set():
-                await self._take_policy()
-            if files.stamps(self._config.hosts_files) != self._hosts_stamps:
-                self._read_hosts()
-            if self._config.cache.persist and self._clock() - saved_at >= _SAVE_EVERY_S:
-                saved_at = self._clock()
-                await self._saved.save()
-
-    async def _take_policy(self) -> None:
-        """Reads the blocklists, then forgets what today's policy would have refused, a slice for each turn of the loop."""
-        self._policy_changed.clear()
-        self._chain.blocklist = await asyncio.to_thread(files.read_blocklists, self._config.blocklists)
-        self._fetcher = replace(self._fetcher, blocklist=self._chain.blocklist)
-        self._forget_memos()
-        for number, entry in enumerate(self._cache):
-            if entry.answer is not None and not self._allowed(entry.key, entry.answer):
-                self._cache.remove(entry.key)
-            if number % SLICE == SLICE - 1:
-                await asyncio.sleep(0)
-
-    def _allowed(self, key: bytes, answer: Answer) -> bool:
-        """Whether a kept answer may still be given: its zone is there, and its content would pass today."""
-        scope, zone = self._chain.zones.zone_of(name_of(key))
-        if scope != scope_of(key):
-            return False
-        try:
-            self._fetcher.judge(answer, zone)
-        except ContentRefused:
-            return False
-        return True
 
     # --- the chain --------------------------------------------------------------------------------------------------
 
@@ -283,7 +226,7 @@ class ResolverService:
             )
             done(message, found.source)
 
-        self._wait(wanted.question, self._clock(), give)
+        self._asking.wait(wanted.question, self._clock(), give)
 
     def ask(self, wire: bytes, limit: int, done: Done, *, sealed: bool = False, keepalive_s: float = 0.0) -> None:
         """The whole chain. `done` is called exactly once, before this returns when the answer is at hand.
@@ -323,7 +266,7 @@ class ResolverService:
         now = self._clock()
         found = self._look(question, now)
         if found is None:
-            self._wait(question, now, give)
+            self._asking.wait(question, now, give)
         else:
             give(found)
 
@@ -334,109 +277,8 @@ class ResolverService:
             question.ecs = b""
         found = self._chain.look(question, now)
         if found is not None and found.refresh:
-            self._refresh(question)
+            self._asking.refresh(question)
         return found
-
-    # --- waiting ----------------------------------------------------------------------------------------------------
-
-    def _wait(self, question: Question, now: float, give: Callable[[Found], None]) -> None:
-        scope, zone = self._chain.zones.zone_of(question.name)
-        key = key_of(question, scope)
-        flight = self._flights.find(key)
-        if self._flights.full(flight):
-            give(failure(question, OTHER, "too many questions in flight"))
-            return
-        begun = flight is not None
-        flight = flight or Flight(key, question, scope, zone, None)
-        flight.waiters.append(give)
-        if flight.stale is None:
-            # Also of a prefetch under way: its entry was fresh when it began, and is what bridges now.
-            flight.stale = self._cache.stale(question, now, scope)
-            if flight.stale is not None:
-                loop = asyncio.get_running_loop()
-                flight.bridge = loop.call_later(self._config.cache.stale_answer_after_s, self._bridge, flight)
-        if not begun:
-            self._depart(flight, now)
-
-    def _refresh(self, question: Question) -> None:
-        """Prefetch: nobody waits, and a failure changes nothing."""
-        scope, zone = self._chain.zones.zone_of(question.name)
-        key = key_of(question, scope)
-        if self._flights.find(key) is None and not self._flights.full(None):
-            self._depart(Flight(key, question, scope, zone, None), self._clock())
-
-    def _bridge(self, flight: Flight[Found]) -> None:
-        """Fresh data is late: those who wait get old data, and the flight goes on for those who come later."""
-        found = self._chain.bridge(flight.stale, self._clock())
-        if found is not None:
-            flight.settle(found)
-
-    def _depart(self, flight: Flight[Found], now: float) -> None:
-        self._fetches += 1
-        local = self._chain.local.answer(flight.question)
-        if (local is not None and local.unfinished) or self._fetcher.judge_by_dnssec is not None:
-            self._flights.start(flight)
-            return
-        timeout_s = self._config.timeout_s
-        self._flights.take_off(flight, timeout_s + _GRACE_S)
-        self._fetcher.begin(flight.question, flight.zone, now + timeout_s, partial(self._heard, flight, self._fetcher))
-
-    def _heard(self, flight: Flight[Found], fetcher: Fetcher, said: UpstreamReply | UpstreamsFailed) -> None:
-        """The end of nearly every flight. What an upstream said is judged at once; only a chain that goes on is a task."""
-        if self._flights.find(flight.key) is not flight:
-            return  # it is over: the resolver stopped, or the answer came when nobody waited any more
-        try:
-            fetched = fetcher.read(said, flight.question, flight.zone)
-            if fetched.answer.unfinished:
-                self._flights.carry_on(flight, partial(self._fly, begun=fetched))
-            else:
-                self._flights.land(flight, self._keep(flight, fetched))
-        except (ContentRefused, UpstreamsFailed) as exc:
-            self._flights.land(flight, self._without(flight, exc))
-
-    async def _fly(self, flight: Flight[Found], begun: Fetched | None = None) -> Found:
-        """What needs more than one ask: a chain that upstream began, or one of our own that leads outside."""
-        timeout_s = self._config.timeout_s
-        try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
-                fetched = await self._fetch(flight, begun, self._clock() + timeout_s)
-        except (ContentRefused, UpstreamsFailed) as exc:
-            return self._without(flight, exc)
-        except TimeoutError:
-            return self._late(flight)
-        return self._keep(flight, fetched)
-
-    async def _fetch(self, flight: Flight[Found], begun: Fetched | None, deadline: float) -> Fetched:
-        question = flight.question
-        if begun is not None:
-            return await self._fetcher.go_on(begun, question, flight.zone, deadline)
-        local = self._chain.local.answer(question)
-        if local is None or not local.unfinished:  # a reload took it away in this very moment
-            return await self._fetcher.fetch(question, flight.zone, deadline)
-        finished = await self._fetcher.finish(local, question, deadline)
-        # Kept by nobody: the local half may change with the next reload.
-        return finished._replace(answer=replace(finished.answer, ttl_s=0))
-
-    def _keep(self, flight: Flight[Found], fetched: Fetched) -> Found:
-        answer, upstream, shared = fetched
-        return self._chain.store(flight.question, flight.scope, answer, upstream, self._clock(), shared=shared)
-
-    def _without(self, flight: Flight[Found], exc: ContentRefused | UpstreamsFailed) -> Found:
-        """The verdict when there is no answer to keep: refused content is refused, a failure may be bridged."""
-        question, scope, now = flight.question, flight.scope, self._clock()
-        if isinstance(exc, ContentRefused):
-            return self._chain.refuse(question, scope, exc.rcode, exc.ede, str(exc), now)
-        if isinstance(exc, NotBelieved):
-            return self._chain.fail(question, scope, exc.ede, str(exc), now)
-        old = flight.stale or self._cache.stale(question, now, scope)
-        return self._chain.bridge(old, now) or self._chain.fail(question, scope, exc.ede, str(exc), now)
-
-    def _late(self, flight: Flight[Found]) -> Found:
-        return self._without(flight, UpstreamsFailed((("upstreams", f"no answer in {self._config.timeout_s:g} s"),)))
-
-    @staticmethod
-    def _stopped(flight: Flight[Found]) -> Found:
-        return failure(flight.question, NOT_READY, "the resolver gave this question up")
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -479,12 +321,12 @@ class ResolverService:
             **self._chain.counts,
             "queries": self._queries + self._memo_hits,
             "memo": self._memo_hits,
-            "upstream": self._fetches,
+            "upstream": self._asking.begun,
             "entries": len(self._cache),
             "bytes": self._cache.used,
             "evicted": self._cache.evicted,
-            "in_flight": len(self._flights),
-            "waiting": self._flights.waiting,
+            "in_flight": len(self._asking.flights),
+            "waiting": self._asking.flights.waiting,
             **(self._validator.counts if self._validator is not None else {}),
         }
 
@@ -513,14 +355,6 @@ class ResolverService:
         self._chain.failures.forget()
         for entry in self._cache:
             entry.recheck_at = 0.0
-
-
-async def _within(event: asyncio.Event, seconds: float) -> None:
-    """Returns when the event is set or the time is over. Not wait_for(): before 3.12 it loses a cancellation that comes
-    together with the event, and whoever closes would wait for ever."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 def _keepalive(question: Question, idle_s: float) -> bytes:
