@@ -21,16 +21,15 @@ import os
 import resource
 import signal
 import ssl
-import tempfile
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from config.load import ConfigError, Loaded, find_file, load
 from config.model import Config, Resolver
-from headrace import exits, identity, logs, state
+from headrace import exits, logs, state
 from headrace.admin import AdminApp, AdminServer
+from headrace.identity import Certificate, OwnIdentity
 from headrace.links import LOOK_S, LinkWatch
 from headrace.listeners import Listeners, ListenFailed
 from headrace.network import NetworkWatch
@@ -41,7 +40,7 @@ from headrace.telemetry import Telemetry
 from proxy.io.edges import EdgeSet
 from proxy.io.gateway import Gateway
 from proxy.io.inbound_tcp import bind
-from proxy.io.tls import IdentityProblem, TicketRing, TlsIdentity
+from proxy.io.tls import IdentityProblem, TicketRing
 from resolver.designation import designations
 from resolver.io.clock import now
 from resolver.io.doh_server import DohService
@@ -88,12 +87,9 @@ class Daemon:
         self._stop_now = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
-        self.certificate: identity.Certificate | None = None
-        self.identity: TlsIdentity | None = None
         self.admin: AdminServer | None = None
         self.notifier = Notifier()
         self._network: NetworkWatch | None = None
-        self._spare: tempfile.TemporaryDirectory[str] | None = None
         self._build(config)
 
     def _build(self, config: Config) -> None:
@@ -102,6 +98,7 @@ class Daemon:
         except OSError as exc:
             logger.warning("%s cannot be used (%s): nothing outlives this process", config.state_dir, exc.strerror)
         self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
+        self.identity = OwnIdentity(self.ring)
         self.links = LinkWatch()
         resolver = config.resolver
         self.upstreams = UpstreamSet(resolver, clock=now)
@@ -158,11 +155,11 @@ class Daemon:
 
     async def _start(self) -> None:
         config = self.config
-        self._make_identity(config)
+        self.identity.make(config)
         self._apply(config)
-        await self.listeners.open(config.proxy.listen, self.identity, config.tls.tickets)
+        await self.listeners.open(config.proxy.listen, self.identity.tls, config.tls.tickets)
         await self.resolver.start()
-        await self.listeners.open(config.resolver.listen, self.identity, config.tls.tickets)
+        await self.listeners.open(config.resolver.listen, self.identity.tls, config.tls.tickets)
         self._designate()
         self._start_admin(config)
         self.edges.start()
@@ -172,26 +169,6 @@ class Daemon:
         self._spawn(self._keep_links(), "links")
         self._network = NetworkWatch(self._on_network_changed)
         self._say_ready()
-
-    def _make_identity(self, config: Config) -> None:
-        if identity.needs_certificate(config):
-            self.certificate = self._certificate_for(config)
-            self.identity = TlsIdentity(
-                self.certificate.cert_file,
-                self.certificate.key_file,
-                ring=self.ring,
-                min_version=config.tls.min_version,
-            )
-
-    def _certificate_for(self, config: Config) -> identity.Certificate:
-        """With a state_dir that takes no file, the local CA lives as long as this process, and is another next time."""
-        if self._spare is None:
-            try:
-                return identity.certificate_for(config, config.state_dir)
-            except OSError as exc:
-                logger.warning("the local CA cannot be kept in %s (%s): it lasts until we stop", config.state_dir, exc)
-                self._spare = tempfile.TemporaryDirectory(prefix="headrace-")
-        return identity.certificate_for(config, Path(self._spare.name))
 
     def _start_admin(self, config: Config) -> None:
         operations = DaemonOperations(self)
@@ -263,8 +240,7 @@ class Daemon:
         self._flush()
         state.forget_running(self.config.state_dir)
         self.notifier.close()
-        if self._spare is not None:
-            self._spare.cleanup()
+        self.identity.close()
 
     async def _close_one(self, closing: Awaitable[None]) -> None:
         try:
@@ -359,10 +335,10 @@ class Daemon:
     async def _take(self, loaded: Loaded) -> list[str]:
         """Change over to another configuration. Raises before anything is changed. Returns what waits for a restart."""
         old, new = self.config, loaded.config
-        certificate = await self._prove_certificate(new)
+        certificate = await self.identity.prove(new)
         resolver = self._with_links(new.resolver)
         wanted = (*new.proxy.listen, *resolver.listen)
-        await self.listeners.open(wanted, self.identity, new.tls.tickets)
+        await self.listeners.open(wanted, self.identity.tls, new.tls.tickets)
         # From here on nothing may fail for a reason that the file could have: it applies whole.
         self.loaded = loaded
         self._use_certificate(certificate)
@@ -382,8 +358,7 @@ class Daemon:
         """Edges and routes change in one turn of the loop: no request sees a route to a pool that is not there."""
         self.doh.path = config.resolver.doh_path.encode()
         self.edges.apply(config.pools)
-        names = identity.own_names(self.certificate.cert_file) if self.certificate else []
-        self.gateway.apply(config, own_names=names)
+        self.gateway.apply(config, own_names=self.identity.names)
         self.telemetry.log_requests = config.log.level in ("debug", "info")
         self._output = logs.set_up_logging(config.log)
         self._log_json = logs.wants_json(config.log, 2)
@@ -392,30 +367,14 @@ class Daemon:
 
     def _designate(self) -> None:
         """Tell clients of plain DNS of our encrypted listeners (RFC 9462), by a name that the certificate proves."""
-        names = identity.own_names(self.certificate.cert_file) if self.certificate else [""]
-        found = designations(self.listeners.addresses, next(iter(names), ""), self.config.resolver.doh_path)
+        name = next(iter(self.identity.names), "")
+        found = designations(self.listeners.addresses, name, self.config.resolver.doh_path)
         self.resolver.designate(found)
 
     # ---------------------------------------------------------------- certificate
 
-    async def _prove_certificate(self, config: Config) -> identity.Certificate | None:
-        """The files that `config` wants, known to fit. Raises IdentityProblem or OSError, and then nothing changed."""
-        if not identity.needs_certificate(config):
-            return self.certificate
-        certificate = await asyncio.to_thread(self._certificate_for, config)
-        proved = TlsIdentity(
-            certificate.cert_file, certificate.key_file, ring=self.ring, min_version=config.tls.min_version
-        )
-        if self.identity is None:
-            self.identity, self.certificate = proved, certificate
-        return certificate
-
-    def _use_certificate(self, certificate: identity.Certificate | None) -> None:
-        if self.identity is None or certificate is None:
-            return
-        self.certificate = certificate
-        if self.identity.reload(certificate.cert_file, certificate.key_file):
-            logger.info("new handshakes show the certificate in %s", certificate.cert_file)
+    def _use_certificate(self, certificate: Certificate | None) -> None:
+        if self.identity.use(certificate):
             for quic in self.listeners.quic:
                 quic.renew_certificate()
             self._designate()
@@ -425,7 +384,7 @@ class Daemon:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                self._use_certificate(await self._prove_certificate(self.config))
+                self._use_certificate(await self.identity.prove(self.config))
             except (IdentityProblem, OSError, ValueError) as exc:
                 logger.error("the certificate cannot be renewed, the old one stays in use: %s", exc)  # noqa: TRY400
 

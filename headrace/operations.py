@@ -36,7 +36,7 @@ class DaemonOperations:
             "uptime_s": round(time.time() - daemon.started_at, 3),
             "config_file": str(daemon.loaded.file) if daemon.loaded.file else None,
             "state_dir": str(daemon.config.state_dir),
-            "ca_file": daemon.certificate.ca_file if daemon.certificate else "",
+            "ca_file": daemon.identity.certificate.ca_file if daemon.identity.certificate else "",
             "listeners": [str(listen) for listen in daemon.listeners.addresses],
             "pools": [pool.name for pool in daemon.config.pools],
             "active_requests": daemon.gateway.active,

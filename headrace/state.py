@@ -27,6 +27,11 @@ class Running:
     admin_port: int = 0
 
 
+def ca_folder(state_dir: Path) -> Path:
+    """Where the local CA and what it issued are kept."""
+    return state_dir / "ca"
+
+
 def ensure_folder(path: Path) -> None:
     """Create the folder, for its owner alone. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -8,6 +8,7 @@ refuse `*.localhost`, as a wildcard right below a top-level domain.
       ca.pem, ca-key.pem    the authority, ten years; made anew when a name is asked for that it may not vouch for
       server.pem            certificate, chain and key in one file, so that its replacement is one rename; 90 days
       bundle.pem            the system's roots and ours: what SSL_CERT_FILE may name, for it replaces the system's
+      judged.json           that all of this was found good, and until when: see `judged`
 
 Everything is for its owner alone. A file that others could read or that is damaged is made anew.
 """
@@ -32,7 +33,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from headrace.state import ensure_folder, write_private
+from headrace.judged import Judgement, remember
+from headrace.state import ca_folder, ensure_folder, write_private
 
 CA_LIFE = timedelta(days=3650)
 LEAF_LIFE = timedelta(days=90)
@@ -111,20 +113,31 @@ def issue(
     names = Scope.of(hosts, addresses)
     with _locked(state_dir):
         authority = _authority(state_dir, names, now)
-        path = _folder(state_dir) / "server.pem"
+        path = ca_folder(state_dir) / "server.pem"
         if not _still_good(path, names, authority, now):
             _write_leaf(path, names, authority, now)
             logger.info("issued a certificate for %s", names)
+        _remember(path, [*hosts, *addresses], authority)
     return path, path
 
 
 def ca_path(state_dir: Path) -> Path:
-    return _folder(state_dir) / "ca.pem"
+    return ca_folder(state_dir) / "ca.pem"
+
+
+def own_names(cert_file: str) -> list[str]:
+    """The host names in a certificate, wildcards left out; [] when it cannot be read."""
+    try:
+        certificate = x509.load_pem_x509_certificate(Path(cert_file).read_bytes())
+        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    return [name.lower() for name in named.get_values_for_type(x509.DNSName) if not name.startswith("*")]
 
 
 def bundle_path(state_dir: Path) -> Path | None:
     """The system's roots and ours in one file; None when there is none, as where the system's roots were not found."""
-    path = _folder(state_dir) / "bundle.pem"
+    path = ca_folder(state_dir) / "bundle.pem"
     return path if path.exists() else None
 
 
@@ -159,7 +172,7 @@ def _authority(state_dir: Path, names: Scope, now: datetime) -> _Authority:
 
 
 def _read_authority(state_dir: Path) -> _Authority | None:
-    key_file = _folder(state_dir) / "ca-key.pem"
+    key_file = ca_folder(state_dir) / "ca-key.pem"
     try:
         if key_file.stat().st_mode & 0o077:
             logger.warning("%s could be read by others: the local CA is made anew", key_file)
@@ -203,7 +216,7 @@ def _make_authority(state_dir: Path, names: Scope, now: datetime) -> _Authority:
 
 def _write_authority(state_dir: Path, made: _Authority) -> None:
     # The key first: a crash in between leaves a pair that does not fit, which the next start replaces.
-    write_private(_folder(state_dir) / "ca-key.pem", _key_pem(made.key))
+    write_private(ca_folder(state_dir) / "ca-key.pem", _key_pem(made.key))
     write_private(ca_path(state_dir), _pem(made.certificate))
     _refresh_bundle(state_dir)
 
@@ -225,7 +238,7 @@ def _scope_of(certificate: x509.Certificate) -> Scope:
 
 def _refresh_bundle(state_dir: Path) -> None:
     """Our root behind the system's. Never ours alone: SSL_CERT_FILE replaces, and every other host would fail."""
-    path, roots = _folder(state_dir) / "bundle.pem", system_roots()
+    path, roots = ca_folder(state_dir) / "bundle.pem", system_roots()
     if roots is None:
         path.unlink(missing_ok=True)
         return
@@ -273,6 +286,18 @@ def _write_leaf(path: Path, names: Scope, authority: _Authority, now: datetime) 
     write_private(path, _pem(leaf) + _pem(authority.certificate) + _key_pem(key))
 
 
+def _remember(path: Path, asked: Sequence[str], authority: _Authority) -> None:
+    """The files as they are now are good for these names, until one of them is to be renewed."""
+    roots = system_roots()
+    if roots is None:
+        return  # they may be installed at any time, and then the bundle is made
+    leaf, root = x509.load_pem_x509_certificate(path.read_bytes()), authority.certificate
+    begin = max(leaf.not_valid_before_utc, root.not_valid_before_utc)
+    end = min(leaf.not_valid_after_utc - RENEW_BEFORE, root.not_valid_after_utc - LEAF_LIFE)
+    found = Judgement(tuple(asked), tuple(own_names(str(path))), begin.timestamp(), end.timestamp())
+    remember(path.parent, found, roots=roots)
+
+
 def _builder(name: str, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -309,7 +334,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 @contextmanager
 def _locked(state_dir: Path) -> Iterator[None]:
     """Two daemons that start at once must not each make a CA. Held for milliseconds."""
-    folder = _folder(state_dir)
+    folder = ca_folder(state_dir)
     ensure_folder(folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -317,10 +342,6 @@ def _locked(state_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _folder(state_dir: Path) -> Path:
-    return state_dir / "ca"
 
 
 def _named(name: str) -> x509.Name:

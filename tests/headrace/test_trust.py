@@ -118,7 +118,7 @@ def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     trust.ensure_ca(tmp_path)
     trust.issue(tmp_path, HOSTS, ADDRESSES)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "ca").iterdir()}
-    assert modes == dict.fromkeys(("ca.pem", "ca-key.pem", "server.pem", "bundle.pem"), 0o600)
+    assert modes == dict.fromkeys(("ca.pem", "ca-key.pem", "server.pem", "bundle.pem", "judged.json"), 0o600)
     assert stat.S_IMODE((tmp_path / "ca").stat().st_mode) == 0o700
 
 
