@@ -30,6 +30,7 @@ from config.model import Config, Resolver
 from headrace import exits, logs, state
 from headrace.admin import AdminApp, AdminServer
 from headrace.identity import Certificate, OwnIdentity
+from headrace.imports import SOON, load_beside
 from headrace.links import LOOK_S, LinkWatch
 from headrace.listeners import Listeners, ListenFailed
 from headrace.network import NetworkWatch
@@ -165,6 +166,7 @@ class Daemon:
         self.edges.start()
         await self.ring.start()
         await self.listeners.load_quic()
+        await load_beside(*SOON)
         self._spawn(self._keep_certificate(), "certificate")
         self._spawn(self._keep_links(), "links")
         self._network = NetworkWatch(self._on_network_changed)

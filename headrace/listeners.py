@@ -13,11 +13,11 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from config.model import Listen, Tickets
 from headrace import ports
+from headrace.imports import load_beside
 from proxy.h2_shapes import Find
 from proxy.io.express import Known
 from proxy.io.inbound_tcp import TcpListener, bind, listen_tcp
@@ -150,7 +150,7 @@ class OpenQuic:
 
     async def load(self) -> None:
         """Datagrams that came meanwhile wait in the kernel."""
-        await asyncio.to_thread(import_module, self._module)
+        await load_beside(self._module)
         if self._socket.fileno() >= 0 and self.listener is None:
             self.listener = self._serve(self._socket)
 
