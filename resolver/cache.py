@@ -110,6 +110,14 @@ class Cache:
     def peek(self, key: bytes) -> Entry | None:
         return self._protected.get(key) or self._probation.get(key)
 
+    def known(self, key: bytes) -> Entry | None:
+        """What is held for the question of this key, fresh or not: its own entry, or the denial of its name."""
+        entry = self.peek(key)
+        if entry is None:
+            at = _flags_at(key) + 1
+            entry = self.peek(key[:at] + _NO_TYPE + key[at + 2 :])
+        return entry
+
     def fresh(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
         """The entry that answers now, or None. A live answer wins over a later denial above it (RFC 8020 2)."""
         entry = self.peek(key_of(question, scope))
@@ -258,6 +266,12 @@ def type_of(key: bytes) -> int:
 def scope_of(key: bytes) -> bytes:
     """The zone whose answer the key stands for; empty for the public ones."""
     return key[: _flags_at(key)]
+
+
+def flags_of(key: bytes) -> tuple[bool, bool]:
+    """DO and CD inside a key."""
+    flags = key[_flags_at(key)]
+    return bool(flags & 1), bool(flags & 2)
 
 
 def is_denial(key: bytes) -> bool:

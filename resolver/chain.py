@@ -23,8 +23,9 @@ from typing import NamedTuple
 from resolver import wire as w
 from resolver.answer import Answer, compose, denial_below
 from resolver.blocklist import Blocklist
-from resolver.cache import RECHECK_S, Cache, Entry, key_of
+from resolver.cache import RECHECK_S, Cache, Entry, flags_of, key_of, name_of, type_of
 from resolver.failures import Failures
+from resolver.foresight import Foresight
 from resolver.hosts import LocalNames, soa
 from resolver.question import Question, reason
 from resolver.zones import Zones, any_refused
@@ -62,9 +63,14 @@ class Chain:
     zones: Zones = field(default_factory=Zones)
     blocklist: Blocklist = field(default_factory=Blocklist)
     failures: Failures[Found] = field(default_factory=Failures)
+    foresight: Foresight = field(init=False)
+    proven: bool = False  # DNSSEC is validated
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("cache", "stale", "local", "policy", "failed"), 0)
     )
+
+    def __post_init__(self) -> None:
+        self.foresight = Foresight(self.cache)
 
     def look(self, question: Question, now: float) -> Found | None:
         """The answer that needs nobody; None when somebody must be asked, also for a local CNAME that leads outside."""
@@ -114,6 +120,18 @@ class Chain:
         code = STALE_NXDOMAIN if entry.answer.rcode == w.NXDOMAIN else STALE
         found = Found(entry.answer, "stale", options=reason(code, "no fresh answer in time"), stale=True)
         return self._count("stale", found)
+
+    def again(self, key: bytes) -> Question | None:
+        """The question that this key stands for, to be asked upstream without a client; None when what stands before the
+        cache would answer it today, or when it has another key today: a zone came or went, or it depends on a subnet."""
+        (do, cd), name, rdtype = flags_of(key), name_of(key), type_of(key)
+        section = name + rdtype.to_bytes(2) + w.IN.to_bytes(2)
+        question = Question(0, w.RD | w.AD | (w.CD if cd else 0), name, rdtype, section, edns=True, do=do)
+        question.proven = self.proven
+        scope, _ = self.zones.zone_of(name)
+        if key_of(question, scope) != key or self.local.answer(question) is not None:
+            return None
+        return None if self.zones.stays(question) is not None or self.blocklist.blocks(name) else question
 
     # --- what a flight brings home ----------------------------------------------------------------------------------
 

@@ -61,7 +61,8 @@ def _steps(chain: Chain, question: Question, now: float) -> Iterator[Step]:
 def _cached(chain: Chain, question: Question, now: float, scope: bytes) -> Iterator[Step]:
     fresh = chain.cache.fresh(question, now, scope)
     if fresh is not None:
-        yield Step("cache", _entry(fresh, now), True)
+        ahead = chain.foresight.is_ahead(key_of(question, scope))
+        yield Step("cache", _entry(fresh, now) + (", asked for before anybody did" if ahead else ""), True)
     above = chain.cache.denied_above(question, now, scope)
     if above is not None:
         yield Step("cache", f"a name above it does not exist: {_entry(above, now)}", True)

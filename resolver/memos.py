@@ -8,6 +8,7 @@ longer true is not used, and a full table is emptied, which costs each name one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from resolver.answer import Answer, at_age
@@ -28,7 +29,10 @@ class Memo(NamedTuple):
 
 
 class Memos(dict[bytes, Memo]):
-    """By the bytes of the query behind its id."""
+    """By the bytes of the query behind its id. `renewed` is told each entry whose reply is written anew: the first use in a
+    second of its age, and so all that anybody can learn of uses without costing the others something."""
+
+    renewed: Callable[[Entry, float], None] | None = None
 
     def find(self, key: bytes, now: float) -> Memo | None:
         """The reply that is true now. Without the renewal ten thousand names were parsed anew once a second each."""
@@ -43,6 +47,8 @@ class Memos(dict[bytes, Memo]):
             return None
         age_s = int(now - entry.stored_at)
         self[key] = memo = Memo(_until(entry, age_s), entry, answer, at_age(tail, answer, age_s))
+        if self.renewed is not None:
+            self.renewed(entry, now)
         return memo
 
     def keep(self, wire: bytes, message: bytes, question: Question, entry: Entry, age_s: int) -> None:

@@ -24,6 +24,7 @@ from resolver.answer import Bounds, Rr, reply
 from resolver.cache import Cache
 from resolver.chain import PROHIBITED, Chain, Found, subnet_option
 from resolver.endpoints import Endpoints
+from resolver.io.ahead import Ahead
 from resolver.io.asking import Asking
 from resolver.io.clock import now as boottime
 from resolver.io.fetch import Fetcher, Upstreams, question_for
@@ -83,6 +84,9 @@ class ResolverService:
         self._chain = Chain(self._cache)
         self._memos = (Memos(), Memos())  # plain, sealed
         self._asking = Asking(self._chain, clock)
+        self._ahead = Ahead(self._chain, self._asking, clock)
+        for memos in self._memos:
+            memos.renewed = self._ahead.asked_again
         saved = SavedCache(state_dir, self._cache, clock, wall)
         self._house = Housekeeping(self._chain, self._asking, saved, clock, self._forget_memos)
         self._housekeeping: asyncio.Task[None] | None = None
@@ -107,6 +111,7 @@ class ResolverService:
             await asyncio.gather(self._housekeeping, return_exceptions=True)
             self._housekeeping = None
             await self._house.save()
+        self._ahead.close()
         await self._asking.close()
         if self._validator is not None:
             await self._validator.close()
@@ -129,6 +134,7 @@ class ResolverService:
         self._house.config = config
         self._house.read_hosts()
         bounds = Bounds(int(cache.min_ttl_s), int(cache.max_ttl_s), int(cache.max_negative_ttl_s))
+        self._chain.foresight.listen(cache.prefetch and cache.serve_stale_s > 0)
         self._asking.timeout_s, self._asking.stale_after_s = config.timeout_s, cache.stale_answer_after_s
         self._asking.fetcher = Fetcher(
             self._upstreams,
@@ -144,7 +150,7 @@ class ResolverService:
 
     def _validating(self, config: model.Resolver) -> Validator | None:
         """Who judges answers by DNSSEC. What an earlier one found out about zones is kept where it may be."""
-        self._proven = config.dnssec == "validate"
+        self._proven = self._chain.proven = config.dnssec == "validate"
         if config.dnssec == "off":
             return None
         if self._validator is None:
@@ -278,6 +284,7 @@ class ResolverService:
         found = self._chain.look(question, now)
         if found is not None and found.refresh:
             self._asking.refresh(question)
+        self._ahead.asked(question, now)
         return found
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -327,6 +334,8 @@ class ResolverService:
             "evicted": self._cache.evicted,
             "in_flight": len(self._asking.flights),
             "waiting": self._asking.flights.waiting,
+            "foreseen": self._chain.foresight.refreshed,
+            "foreseen_used": self._chain.foresight.used,
             **(self._validator.counts if self._validator is not None else {}),
         }
 
@@ -348,7 +357,9 @@ class ResolverService:
         self._chain.failures.forget()
         if self._validator is not None:
             self._validator.forget()
-        return self._cache.flush(None if name is None else w.name_from_text(name))
+        wire_name = None if name is None else w.name_from_text(name)
+        self._chain.foresight.forget(wire_name)
+        return self._cache.flush(wire_name)
 
     def network_changed(self) -> None:
         """The failures of the old network say nothing about the new one; stale answers are tried afresh."""
