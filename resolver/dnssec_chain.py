@@ -110,9 +110,12 @@ class Insecure:
 
 @dataclass(frozen=True, slots=True)
 class Bogus:
+    """`confirmed`: a second source said the same, so that a third is not asked while this is kept."""
+
     zone: Name
     flaw: Flaw
     until: float
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +177,14 @@ class Walk:
     """What belongs to one answer: the two clocks, the budget, and messages that were brought ahead of need.
 
     `now` is the resolver's clock (for how long states are kept), `wall` seconds since the epoch (for signatures).
+    `doubting`: the messages come from another source than those that something was found bogus by, which is looked at anew.
     """
 
     trust: Trust
     now: float
     wall: float
     budget: Budget = field(default_factory=Budget)
+    doubting: bool = False
     _ahead: dict[Need, bytes] = field(default_factory=dict)
 
     def zone_of(self, name: Name, *, signer: bool = False) -> Steps[State]:
@@ -195,7 +200,7 @@ class Walk:
             if not isinstance(state, Secure):
                 break
             below = name.split(depth)[1]
-            kept = self.trust.find(below, self.now)
+            kept = self._known(below)
             if kept is None:
                 kept = yield from self._descend(state, below)
                 self.trust.keep(below, kept)
@@ -203,9 +208,13 @@ class Walk:
                 state = kept
         return state
 
+    def _known(self, name: Name) -> Kept | None:
+        kept = self.trust.find(name, self.now)
+        return None if self.doubting and isinstance(kept, Bogus) and not kept.confirmed else kept
+
     def _bring_ahead(self, name: Name, depth: int) -> Steps[None]:
         names = [name.split(d)[1] for d in range(depth, len(name) + 1)]
-        unknown = [below for below in names if self.trust.find(below, self.now) is None][:MOST_AHEAD]
+        unknown = [below for below in names if self._known(below) is None][:MOST_AHEAD]
         if not unknown:
             return
         needs = (*(Need(below, DS_TYPE) for below in unknown), Need(name, DNSKEY_TYPE))
@@ -229,7 +238,7 @@ class Walk:
     # --- one zone ---------------------------------------------------------------------------------------------------
 
     def _enter_anchor(self, zone: Name) -> Steps[State]:
-        kept = self.trust.find(zone, self.now)
+        kept = self._known(zone)
         if kept is not None and not isinstance(kept, Inside):
             return kept
         state = yield from self._enter(zone, self.trust.anchors[zone], LONGEST_S)
@@ -317,7 +326,7 @@ class Walk:
         return self.now + min(LONGEST_S, max(SHORTEST_S, ttl_s))
 
     def _bogus(self, zone: Name, flaw: Flaw) -> Bogus:
-        return Bogus(zone, flaw, self.now + BOGUS_S)
+        return Bogus(zone, flaw, self.now + BOGUS_S, self.doubting)
 
 
 def _usable(trusted: Iterable[dns.rdata.Rdata]) -> list[DS | DNSKEY] | Flaw:

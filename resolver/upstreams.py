@@ -209,10 +209,13 @@ class Group:
         self.strategy: Strategy = strategy
         self.hedge_tokens = HEDGE_BURST / 2
 
-    def plan(self, now: float, deadline: float, draw: float) -> Attempt:
-        """One query's way through the group. `draw` in [0, 1); same standings, now and draw, same order."""
+    def plan(self, now: float, deadline: float, draw: float, avoid: str = "") -> Attempt:
+        """One query's way through the group, past the upstream to `avoid`. `draw` in [0, 1); same standings, now and draw,
+        same order."""
         self.hedge_tokens = min(HEDGE_BURST, self.hedge_tokens + HEDGE_RATIO)
         order = self.ranked(now, draw)
+        if avoid:
+            order = [url for url in order if url != avoid]
         width = RACE_WIDTH if self.strategy == "race" else 1
         beside = self._beside(order, now, width)
         return Attempt(self, order, width, beside, now, deadline)

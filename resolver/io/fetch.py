@@ -18,13 +18,17 @@ from resolver import wire as w
 from resolver.answer import LONGEST_CHAIN, Answer, Bounds, take
 from resolver.blocklist import Blocklist
 from resolver.chain import BLOCKED, FILTERED, OTHER
-from resolver.errors import Malformed, ResolverError, UpstreamsFailed
+from resolver.errors import Malformed, NotBelieved, ResolverError, UpstreamsFailed
 from resolver.outgoing import Outgoing
-from resolver.question import Question, opt_record
+from resolver.question import Question, opt_record, reason
 from resolver.rebinding import private_address
 from resolver.zones import Zones
 
 _MOST_ASKS = 4  # upstream questions for one chain: a recursive upstream needs one
+
+LONGEST_REASON = 206  # bytes of one: see `reason`
+UNPROVEN_S = 60
+"""How long those who set CD share what was not believed: unbound's figure for bogus data."""
 
 _USABLE = {w.NOERROR, w.NXDOMAIN, 6}  # 6: YXDOMAIN, a DNAME that made the name too long (RFC 6672 2.2)
 
@@ -51,11 +55,14 @@ class UpstreamReply(Protocol):
 
 
 class Upstreams(Protocol):
-    """What is needed of an upstream set. `deadline` is in seconds of the resolver's clock."""
+    """What is needed of an upstream set. `deadline` is in seconds of the resolver's clock; `avoid` names an upstream that
+    is not to be asked."""
 
-    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> UpstreamReply: ...
+    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float, avoid: str = "") -> UpstreamReply: ...
 
-    def begin(self, out: Outgoing, *, zone: Zone | None, deadline: float, heard: Callable[[Any], None]) -> object:
+    def begin(
+        self, out: Outgoing, *, zone: Zone | None, deadline: float, heard: Callable[[Any], None], avoid: str = ""
+    ) -> object:
         """As `ask`, told by a call: `heard` gets an UpstreamReply or UpstreamsFailed, once."""
 
 
@@ -64,7 +71,9 @@ class Judge(Protocol):
 
     mode: str
 
-    async def validated(self, answer: Answer, question: Question, upstream: str, deadline: float) -> Answer: ...
+    async def validated(
+        self, answer: Answer, question: Question, upstream: str, deadline: float, *, avoid: str = ""
+    ) -> Answer: ...
 
 
 class Fetched(NamedTuple):
@@ -96,7 +105,7 @@ class Fetcher:
         """What an upstream said. Raises UpstreamsFailed or ContentRefused; an `unfinished` answer is still to `go_on`."""
         if isinstance(heard, UpstreamsFailed):
             raise heard
-        fetched = self._take(heard, question)
+        fetched = self.take(heard, question)
         if not fetched.answer.unfinished:
             self.judge(fetched.answer, zone, heard.layout)
         return fetched
@@ -120,20 +129,12 @@ class Fetcher:
         return fetched
 
     async def _ask(self, question: Question, zone: Zone | None, deadline: float) -> Fetched:
-        validator = self.judge_by_dnssec
-        if validator is None or question.cd:
-            fetched = self._take(await self.upstreams.ask(query_for(question), zone=zone, deadline=deadline), question)
-            # Who sets CD judges for himself (RFC 4035 3.2.2); AD would be our word, and we did not look.
-            return fetched if validator is None else fetched._replace(answer=fetched.answer.without_ad())
-        # CD: an upstream that validates would keep from us what we are to judge, and the reason (RFC 6840 5.9). To log
-        # is not to judge: there the upstream's protection stays.
-        cd = w.CD if validator.mode == "validate" else 0
-        query = query_for(replace(question, do=True, flags=question.flags | cd))
-        fetched = self._take(await self.upstreams.ask(query, zone=zone, deadline=deadline), question)
-        answer = await validator.validated(fetched.answer, question, fetched.upstream, deadline)
-        return fetched._replace(answer=answer)
+        if self.judge_by_dnssec is None:
+            return self.take(await self.upstreams.ask(query_for(question), zone=zone, deadline=deadline), question)
+        return await Opinion(self, self.judge_by_dnssec, question, zone, deadline).best()
 
-    def _take(self, reply: UpstreamReply, question: Question) -> Fetched:
+    def take(self, reply: UpstreamReply, question: Question) -> Fetched:
+        """Raises UpstreamsFailed for what cannot be an answer."""
         try:
             answer = take(reply.wire, question, self.bounds, trusted=reply.encrypted, layout=reply.layout)
         except Malformed as exc:
@@ -157,6 +158,7 @@ class Fetcher:
             )
         except Malformed as exc:
             raise UpstreamsFailed(((rest.upstream, str(exc)),), ede=OTHER) from exc
+        answer = replace(answer, reason=both_reasons(begun.answer.reason, rest.answer.reason))
         return Fetched(answer, rest.upstream, begun.shared and rest.shared)
 
     def judge(self, answer: Answer, zone: Zone | None, layout: w.Scan | None = None) -> None:
@@ -172,6 +174,64 @@ class Fetcher:
             blocked = blocked_target(answer, self.blocklist)
             if blocked:
                 raise ContentRefused(w.NXDOMAIN, BLOCKED, f"CNAME to the blocked name {w.name_to_text(blocked)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """One question that DNSSEC has a say in: an upstream's answer, and another's where the first is not believed.
+
+    A poisoned cache, a box that strips signatures, a copy of a zone that was not signed anew: each is one upstream's, and
+    the next one need not have it. Two upstreams are asked, no more: a zone that is broken is broken everywhere.
+    """
+
+    fetcher: Fetcher
+    judge: Judge
+    question: Question
+    zone: Zone | None
+    deadline: float
+
+    async def best(self) -> Fetched:
+        """Raises NotBelieved where no upstream is believed, UpstreamsFailed where the chain of keys could not be had; under
+        CD neither: who sets it judges for himself (RFC 4035 3.2.2), and gets the data that came, without AD and with the
+        reason."""
+        first = await self._ask("")
+        try:
+            return await self._judged(first, "")
+        except NotBelieved as bogus:
+            failure: UpstreamsFailed = bogus
+        except UpstreamsFailed as exc:
+            if self.question.cd:
+                return _unproven(first, exc)
+            raise
+        try:
+            return await self._judged(await self._ask(first.upstream), first.upstream)
+        except UpstreamsFailed as exc:
+            if self.question.cd:
+                return _unproven(first, failure)
+            raise NotBelieved(failure.causes + exc.causes, ede=failure.ede) from exc
+
+    async def _ask(self, avoid: str) -> Fetched:
+        # CD: an upstream that validates would keep from us what we are to judge, and the reason (RFC 6840 5.9). To log
+        # is not to judge: there the upstream's protection stays.
+        cd = w.CD if self.judge.mode == "validate" else 0
+        query = query_for(replace(self.question, do=True, flags=self.question.flags | cd))
+        reply = await self.fetcher.upstreams.ask(query, zone=self.zone, deadline=self.deadline, avoid=avoid)
+        return self.fetcher.take(reply, self.question)
+
+    async def _judged(self, fetched: Fetched, avoid: str) -> Fetched:
+        answer = await self.judge.validated(fetched.answer, self.question, fetched.upstream, self.deadline, avoid=avoid)
+        return fetched._replace(answer=answer)
+
+
+def _unproven(fetched: Fetched, why: UpstreamsFailed) -> Fetched:
+    answer = fetched.answer.without_ad()
+    kept_s = min(answer.ttl_s, UNPROVEN_S)
+    return fetched._replace(answer=replace(answer, ttl_s=kept_s, reason=reason(why.ede, str(why))))
+
+
+def both_reasons(first: bytes, second: bytes) -> bytes:
+    """The extended errors of two halves of a chain, each once; a third would crowd records out of a datagram."""
+    return first + second if len(first) <= LONGEST_REASON and second not in (b"", first) else first
 
 
 def _subnet_scope(wire: bytes) -> int:

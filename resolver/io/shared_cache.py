@@ -94,26 +94,37 @@ class SharedCache:
 
     # --- Upstreams ---------------------------------------------------------------------------------------------------
 
-    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> UpstreamReply:
+    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float, avoid: str = "") -> UpstreamReply:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def heard(result: UpstreamReply | UpstreamsFailed) -> None:
             if not future.done():
                 future.set_result(result)
 
-        self.begin(read(query, pass_subnet=True), zone=zone, deadline=deadline, heard=heard)
+        self.begin(read(query, pass_subnet=True), zone=zone, deadline=deadline, heard=heard, avoid=avoid)
         result: UpstreamReply | UpstreamsFailed = await future
         if isinstance(result, UpstreamsFailed):
             raise result
         return result
 
-    def begin(self, out: Outgoing, *, zone: Zone | None, deadline: float, heard: Callable[[Any], None]) -> None:
+    def begin(
+        self,
+        out: Outgoing,
+        *,
+        zone: Zone | None,
+        deadline: float,
+        heard: Callable[[Any], None],
+        avoid: str = "",
+    ) -> None:
         connection = self._usable() if may_share(out) else None
         if connection is None:
-            self._upstreams.begin(out, zone=zone, deadline=deadline, heard=heard)
+            self._upstreams.begin(out, zone=zone, deadline=deadline, heard=heard, avoid=avoid)
             return
         key = key_for(out, zone.name if zone else "")
-        _Look(self, connection, out, zone, deadline, heard, key).start()
+        if avoid:  # what is to be avoided may be what the store holds; a better answer takes its place
+            self.go_upstream(out, zone, deadline, heard, key, avoid)
+        else:
+            _Look(self, connection, out, zone, deadline, heard, key).start()
 
     def _usable(self) -> RespConnection | None:
         if self._connection is None:
@@ -123,14 +134,20 @@ class SharedCache:
         return self._connection
 
     def go_upstream(
-        self, out: Outgoing, zone: Zone | None, deadline: float, heard: Callable[[Any], None], key: bytes
+        self,
+        out: Outgoing,
+        zone: Zone | None,
+        deadline: float,
+        heard: Callable[[Any], None],
+        key: bytes,
+        avoid: str = "",
     ) -> None:
         def said(result: Any) -> None:
             if not isinstance(result, UpstreamsFailed):
                 self._keep(key, result)
             heard(result)
 
-        self._upstreams.begin(out, zone=zone, deadline=deadline, heard=said)
+        self._upstreams.begin(out, zone=zone, deadline=deadline, heard=said, avoid=avoid)
 
     def _keep(self, key: bytes, reply: UpstreamReply) -> None:
         if self._connection is None:

@@ -116,9 +116,9 @@ class UpstreamSet:
         self._config = config
         self._apply(config)
 
-    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> Reply:
-        """The first good answer before `deadline` (seconds of the clock). Raises UpstreamsFailed, or Malformed when the
-        query holds no single question. A cancelled call leaves what it started to the channels."""
+    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float, avoid: str = "") -> Reply:
+        """The first good answer before `deadline` (seconds of the clock), not from `avoid`. Raises UpstreamsFailed, or
+        Malformed when the query holds no single question. A cancelled call leaves what it started to the channels."""
         out = o.read(query, pass_subnet=self._config.ecs == "pass")
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
@@ -130,20 +130,20 @@ class UpstreamSet:
             else:
                 future.set_exception(result)
 
-        run = self.begin(out, zone=zone, deadline=deadline, heard=heard)
+        run = self.begin(out, zone=zone, deadline=deadline, heard=heard, avoid=avoid)
         try:
             return await future
         finally:
             run.end()
 
-    def begin(self, out: o.Outgoing, *, zone: Zone | None, deadline: float, heard: Heard) -> Run:
+    def begin(self, out: o.Outgoing, *, zone: Zone | None, deadline: float, heard: Heard, avoid: str = "") -> Run:
         """As `ask`, without a task or a future: `heard` is called once, before this returns when nobody can be asked.
 
         A miss that waits by await cost four wake-ups of the loop and a third of its time.
         """
         ring = self._rings.get(zone) or _NOBODY
         run = Run(self, ring, out, deadline, heard)
-        run.start()
+        run.start(avoid)
         return run
 
     async def each(self, query: bytes, *, deadline: float) -> list[tuple[str, float, bytes | Failure]]:
@@ -235,12 +235,13 @@ class Run:
         self._obeying = False
         self._watch = WATCH.get()
 
-    def start(self) -> None:
-        if not self._ring.members:
+    def start(self, avoid: str) -> None:
+        if self._ring.members.keys() <= {avoid}:
             self._tell(UpstreamsFailed(()))
             return
         now, group = self._set.clock(), self._ring.group
-        self._attempt = group.plan(now, self._deadline, self._set.draw() if group.strategy == "weighted" else 0.0)
+        draw = self._set.draw() if group.strategy == "weighted" else 0.0
+        self._attempt = group.plan(now, self._deadline, draw, avoid)
         self._obey(self._attempt.start(now))
 
     def end(self) -> None:

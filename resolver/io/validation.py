@@ -67,7 +67,7 @@ class Validator:
         self._upstreams = upstreams
         self._clock, self._wall = clock, wall
         self._config, self._zones, self._trust = config, zones, trust_of(config)
-        self._lookups: dict[Need, asyncio.Task[bytes | UpstreamsFailed]] = {}
+        self._lookups: dict[tuple[Need, str], asyncio.Task[bytes | UpstreamsFailed]] = {}
         self._said: dict[dns.name.Name, float] = {}
         self._clock_is_said = False
 
@@ -90,13 +90,16 @@ class Validator:
         """Everything that was found out about zones: another network may tell the truth."""
         self._trust.forget()
 
-    async def validated(self, answer: Answer, question: Question, upstream: str, deadline: float) -> Answer:
+    async def validated(
+        self, answer: Answer, question: Question, upstream: str, deadline: float, *, avoid: str = ""
+    ) -> Answer:
         """The answer as it may be kept. Raises NotBelieved, or UpstreamsFailed when the chain could not be fetched.
 
-        In log mode neither: the answer that came is the answer, with AD only where it is ours to say.
+        In log mode neither: the answer that came is the answer, with AD only where it is ours to say. `avoid`: an upstream
+        that was not believed; what it told of keys is doubted, and others are asked.
         """
         try:
-            verdict = await self._judge(answer, question, deadline)
+            verdict = await self._judge(answer, question, deadline, avoid)
         except Malformed as exc:
             verdict = Verdict(Security.BOGUS, Flaw(OTHER, f"malformed: {exc}"), dns_name(question.name))
         except UpstreamsFailed as exc:
@@ -116,38 +119,38 @@ class Validator:
 
     # --- driving ----------------------------------------------------------------------------------------------------
 
-    async def _judge(self, answer: Answer, question: Question, deadline: float) -> Verdict:
-        walk = Walk(self._trust, self._clock(), self._wall())
+    async def _judge(self, answer: Answer, question: Question, deadline: float, avoid: str = "") -> Verdict:
+        walk = Walk(self._trust, self._clock(), self._wall(), doubting=bool(avoid))
         heavy = len(answer.ttl_at) > MOST_RECORDS_HERE
         message = await asyncio.to_thread(read, answer.wire) if heavy else read(answer.wire)
         unfinished = bool(answer.unfinished)
         steps = judge(question, dns_name(question.name), message, walk, unfinished=unfinished)
         failed: list[UpstreamsFailed] = []
         try:
-            return await drive(steps, lambda needs: self._bring(needs, deadline, failed), heavy=heavy)
+            return await drive(steps, lambda needs: self._bring(needs, deadline, failed, avoid), heavy=heavy)
         except Missing as exc:
             causes = failed[-1].causes if failed else ()
             said = tuple((url, f"{exc}: {reason}") for url, reason in causes) or (("upstreams", str(exc)),)
             raise UpstreamsFailed(said, ede=failed[-1].ede if failed else 22) from exc
 
     async def _bring(
-        self, needs: tuple[Need, ...], deadline: float, failed: list[UpstreamsFailed]
+        self, needs: tuple[Need, ...], deadline: float, failed: list[UpstreamsFailed], avoid: str
     ) -> list[bytes | None]:
-        tasks = [self._look_up(need, deadline) for need in needs]
+        tasks = [self._look_up(need, deadline, avoid) for need in needs]
         await asyncio.wait(tasks)
         results = [UpstreamsFailed() if task.cancelled() else task.result() for task in tasks]
         failed += (result for result in results if isinstance(result, UpstreamsFailed))
         return [None if isinstance(result, UpstreamsFailed) else result for result in results]
 
-    def _look_up(self, need: Need, deadline: float) -> asyncio.Task[bytes | UpstreamsFailed]:
-        task = self._lookups.get(need)
+    def _look_up(self, need: Need, deadline: float, avoid: str) -> asyncio.Task[bytes | UpstreamsFailed]:
+        task = self._lookups.get((need, avoid))
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._fetch(need, deadline))
-            self._lookups[need] = task
-            task.add_done_callback(lambda _: self._lookups.pop(need, None))
+            task = asyncio.get_running_loop().create_task(self._fetch(need, deadline, avoid))
+            self._lookups[need, avoid] = task
+            task.add_done_callback(lambda _: self._lookups.pop((need, avoid), None))
         return task
 
-    async def _fetch(self, need: Need, deadline: float) -> bytes | UpstreamsFailed:
+    async def _fetch(self, need: Need, deadline: float, avoid: str) -> bytes | UpstreamsFailed:
         if len(self._lookups) > MOST_LOOKUPS:
             return UpstreamsFailed((("upstreams", "too many keys are being fetched"),), ede=OTHER)
         name = rdata_wire(need.name)
@@ -156,7 +159,7 @@ class Validator:
         _, zone = self._zones.zone_of(place)
         query = query_for(question_for(name, need.type, do=True, cd=True))
         try:
-            return (await self._upstreams.ask(query, zone=zone, deadline=deadline)).wire
+            return (await self._upstreams.ask(query, zone=zone, deadline=deadline, avoid=avoid)).wire
         except UpstreamsFailed as exc:
             return exc
 

@@ -64,7 +64,10 @@ class ScriptedUpstreams:
     queries: list[dns.message.Message] = field(default_factory=list)
     begun: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float) -> Reply:
+    async def ask(self, query: bytes, *, zone: Zone | None, deadline: float, avoid: str = "") -> Reply:
+        """The one upstream there is; nobody is left when it is to be avoided."""
+        if avoid == Reply.upstream:
+            raise UpstreamsFailed(())
         message = dns.message.from_wire(query)
         question = message.question[0]
         self.asked.append((question.name.to_text(), dns.rdatatype.to_text(question.rdtype)))
@@ -78,13 +81,19 @@ class ScriptedUpstreams:
         return Reply(said if isinstance(said, bytes) else await said, encrypted=self.encrypted)
 
     def begin(
-        self, out: Outgoing, *, zone: Zone | None, deadline: float, heard: Callable[[Reply | UpstreamsFailed], None]
+        self,
+        out: Outgoing,
+        *,
+        zone: Zone | None,
+        deadline: float,
+        heard: Callable[[Reply | UpstreamsFailed], None],
+        avoid: str = "",
     ) -> object:
         """Its task ends with the test's loop."""
 
         async def ask() -> None:
             try:
-                reply = await self.ask(compose(out, out.id, out.question), zone=zone, deadline=deadline)
+                reply = await self.ask(compose(out, out.id, out.question), zone=zone, deadline=deadline, avoid=avoid)
             except UpstreamsFailed as exc:
                 heard(exc)
             else:
