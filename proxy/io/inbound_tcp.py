@@ -1,7 +1,8 @@
 """Listen on TCP, with or without TLS, and give each connection the rim of the version it speaks.
 
 Theory: over TLS the version is ALPN's; on a plain listener it is told by the first bytes, where only the HTTP/2 preface
-(RFC 9113 3.4) means HTTP/2 and anything else is HTTP/1. A connection that never speaks is closed by the rim's header timeout.
+(RFC 9113 3.4) means HTTP/2 and anything else is HTTP/1. A connection that never speaks is closed by the header timeout, and
+counts from the moment it is accepted: silent ones are cheap to make, and `max_connections` is for them too.
 
 Owner: the daemon owns listeners; a rim owns its connection. Closing a listener leaves its connections alone.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import cast
 
 from config.model import Listen
+from proxy.io.handshakes import Handshake, TlsDoor
 from proxy.io.inbound_h1 import H1ServerConnection
 from proxy.io.rims import Origin, Service
 
@@ -28,10 +30,10 @@ BACKLOG = 1024
 class TcpListener:
     """One listening socket. `address`: what it is bound to, with the port the system gave for port 0."""
 
-    def __init__(self, listen: Listen, server: asyncio.Server) -> None:
+    def __init__(self, listen: Listen, server: asyncio.Server | TlsDoor, address: tuple[str, int]) -> None:
         self.listen = listen
+        self.address = address
         self._server = server
-        self.address: tuple[str, int] = server.sockets[0].getsockname()[:2]
 
     def close(self) -> None:
         """Accept nothing more. Connections go on."""
@@ -65,31 +67,30 @@ async def listen_tcp(
     """Accept connections for `service` until the listener is closed. `observe` sees each finished TLS handshake."""
     sock = sock or bind(listen)
 
-    def made() -> asyncio.Protocol:
-        return _Arrival(listen, service, observe)
-
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        made,
-        sock=sock,
-        ssl=tls,
-        backlog=BACKLOG,
-        ssl_handshake_timeout=service.limits.header_timeout_s if tls is not None else None,
+    address: tuple[str, int] = sock.getsockname()[:2]
+    if tls is not None:
+        door = TlsDoor(sock, BACKLOG, service, tls, lambda handshake: _Arrival(listen, service, observe, handshake))
+        return TcpListener(listen, door, address)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: _Arrival(listen, service, observe), sock=sock, backlog=BACKLOG
     )
-    return TcpListener(listen, server)
+    return TcpListener(listen, server, address)
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection whose version is not known yet; it hands the transport over and is gone.
+    """A connection whose version is not known yet; it hands the transport over and is gone."""
 
-    A plain one counts as a connection from the start: silent ones are cheap to make, and `max_connections` is for them too.
-    (One that shakes hands over TLS is the loop's until it is done, which bounds it in time.)
-    """
-
-    def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], object] | None) -> None:
+    def __init__(
+        self,
+        listen: Listen,
+        service: Service,
+        observe: Callable[[ssl.SSLObject], object] | None,
+        handshake: Handshake | None = None,
+    ) -> None:
         self._listen = listen
         self._service = service
         self._observe = observe
+        self._handshake = handshake
         self._transport: asyncio.Transport | None = None
         self._first = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +100,7 @@ class _Arrival(asyncio.Protocol):
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = cast("ssl.SSLObject | None", transport.get_extra_info("ssl_object"))
-        if tls is None:
+        if tls is None or self._handshake is None:
             if not self._service.on_connected(self):
                 self._transport.abort()
                 return
@@ -107,6 +108,7 @@ class _Arrival(asyncio.Protocol):
             timeout = self._service.limits.header_timeout_s
             self._timer = asyncio.get_running_loop().call_later(timeout, self._transport.close)
             return
+        self._handshake.arrived()  # the rim takes its place in the count
         if self._observe is not None:
             self._observe(tls)
         self._hand_over("h2" if tls.selected_alpn_protocol() == "h2" else "h1", tls)

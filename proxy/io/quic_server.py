@@ -232,6 +232,8 @@ class H3ServerConnection:
 
     def receive(self, datagram: bytes, address: Address) -> None:
         self.link.receive(datagram, address)
+        if not self.connected and self.quic.began:
+            self._introduce()  # half open as it is it counts, once a packet showed that it is a connection at all
 
     def flush(self) -> None:
         self.link.flush()
@@ -241,7 +243,7 @@ class H3ServerConnection:
     def drain(self) -> None:
         if self._goaway is None and not self._lost:
             self._goaway = self._next_id
-            if self.connected:
+            if self.quic.handshake_done:
                 self.h3.send_goaway(self._goaway)
                 self.wake()
             self._close_when_done()

@@ -96,6 +96,7 @@ class Gateway:
         if len(self.connections) - len(self.lost) >= self.room:
             return False
         self.connections.append(connection)
+        self._arrived.set()
         return True
 
     def on_disconnected(self, connection: InboundConnection) -> None:

@@ -11,7 +11,7 @@ import uvloop
 from headrace.lab.ca import ThrowAwayCa, issue
 
 # The h3 rims work on bare sockets, the h1 rims write to uvloop's transports directly: what both do differs between the loops.
-ON_BOTH = ("test_h3_inbound", "test_h3_outbound", "test_inbound_h1", "test_outbound_h1")
+ON_BOTH = ("test_arrivals", "test_h3_inbound", "test_h3_outbound", "test_inbound_h1", "test_outbound_h1")
 
 
 def pytest_asyncio_loop_factories(

@@ -193,6 +193,25 @@ async def test_half_open_connections_are_bounded_and_time_out(
         await fence(listener, ca)
 
 
+async def test_half_open_connections_take_the_places_of_connections(ca: str, pem: str) -> None:
+    gateway = Gateway(lambda x: say(x.leg))
+    gateway.room = 3
+    async with listening(gateway, pem) as listener, stranger(listener) as (_, wire):
+        for _ in range(3):
+            wire.sendto(first_flight()[0])
+        await gateway.until(lambda g: len(g.connections) == 3)
+        refused = Client(listener.address[1], ca)
+        await refused.connect()
+        await refused.until(lambda c: c.closed)
+        assert refused.closed is not None and refused.closed.error_code == 0x2
+        refused.vanish()
+        for half_open in gateway.connections[:]:
+            half_open.close_now()
+        await gateway.until(lambda g: len(g.lost) == 3)
+        async with Client(listener.address[1], ca) as client:
+            assert (await client.ask().whole()).status == 200
+
+
 async def test_draining_listener_refuses_newcomers_at_once(ca: str, pem: str) -> None:
     gateway = Gateway()
     async with listening(gateway, pem) as listener:
