@@ -1,6 +1,7 @@
-"""Small requests through headrace beside nginx and HAProxy: requests for a CPU-second of the proxy, and added latency.
+"""Small requests through headrace beside other proxies: requests for a CPU-second of the proxy, and added latency.
 
-One origin (nginx, one worker) answers 240 bytes; wrk asks, by HTTP/1.1 on loopback. Each proxy has one process or thread.
+One origin (nginx, one worker) answers a chat completion of 240 bytes to one of 400; wrk asks, by HTTP/1.1 on loopback. Each
+proxy has one process or thread.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 
-from bench.measure import Figures, Server, free_port, record, take_turns
+from bench.http_peers import APPLICATIONS, PROXIES, installed, origin
+from bench.measure import Figures, Server, record, take_turns
 
-BODY = "x" * 240
-POST = """
+PROMPT = '{"model":"bench","messages":[{"role":"user","content":"' + 325 * "y" + '"}],"max_tokens":16}'
+POST = f"""
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 wrk.headers["Authorization"] = "Bearer sk-bench"
@@ -24,97 +25,8 @@ wrk.headers["User-Agent"] = "OpenAI/Python 3.0.0"
 wrk.headers["Accept"] = "application/json"
 wrk.headers["X-Stainless-Lang"] = "python"
 wrk.headers["Host"] = "bench.localhost"
-wrk.body = string.rep("y", 400)
+wrk.body = [[{PROMPT}]]
 """
-
-NGINX = """
-daemon off; pid {folder}/pid; error_log {folder}/error.log error; worker_processes 1;
-events {{ worker_connections 2048; }}
-http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  keepalive_requests 10000000;
-  {rest}
-}}
-"""
-
-
-def origin(stack: ExitStack) -> int:
-    server, port = stack.enter_context(Server("origin")), free_port()
-    rest = f'server {{ listen 127.0.0.1:{port}; location / {{ return 200 "{BODY}"; }} }}'
-    file = server.write("nginx.conf", NGINX.format(folder=server.folder, rest=rest))
-    server.start(["nginx", "-c", file, "-e", str(server.folder / "error.log")], port)
-    return port
-
-
-def nginx(stack: ExitStack, upstream: int) -> tuple[Server, int]:
-    server, port = stack.enter_context(Server("nginx")), free_port()
-    rest = f"""
-      upstream o {{ server 127.0.0.1:{upstream}; keepalive 128; keepalive_requests 10000000; }}
-      server {{ listen 127.0.0.1:{port}; location / {{
-        proxy_pass http://o; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
-        proxy_request_buffering off; }} }}"""
-    file = server.write("nginx.conf", NGINX.format(folder=server.folder, rest=rest))
-    server.start(["nginx", "-c", file, "-e", str(server.folder / "error.log")], port)
-    return server, port
-
-
-def haproxy(stack: ExitStack, upstream: int) -> tuple[Server, int]:
-    server, port = stack.enter_context(Server("haproxy")), free_port()
-    file = server.write(
-        "haproxy.cfg",
-        f"""
-global
-  nbthread 1
-defaults
-  mode http
-  timeout client 60s
-  timeout server 60s
-  timeout connect 5s
-  option http-no-delay
-frontend f
-  bind 127.0.0.1:{port}
-  default_backend b
-backend b
-  http-reuse always
-  server s 127.0.0.1:{upstream}
-""",
-    )
-    server.start(["haproxy", "-f", file], port)
-    return server, port
-
-
-def headrace(stack: ExitStack, upstream: int) -> tuple[Server, int]:
-    server, port = stack.enter_context(Server("headrace")), free_port()
-    file = server.write(
-        "headrace.toml",
-        f"""
-state_dir = "{server.folder}/state"
-log = {{ level = "warning" }}
-[resolver]
-listen = []
-[proxy]
-listen = ["http://127.0.0.1:{port}"]
-[admin]
-listen = "http://127.0.0.1:{free_port()}"
-[[pool]]
-name = "bench"
-hosts = ["bench.localhost"]
-[[pool.edge]]
-id = "origin"
-url = "http://127.0.0.1:{upstream}"
-max_active = 10000
-""",
-    )
-    server.start([sys.executable, "-m", "headrace", "run", "--config", file], port)
-    return server, port
-
-
-PROXIES: dict[str, Callable[[ExitStack, int], tuple[Server, int]]] = {
-    "nginx": nginx,
-    "haproxy": haproxy,
-    "headrace": headrace,
-}
 
 
 def wrk(port: int, script: str, connections: int, seconds: int) -> tuple[float, float]:
@@ -153,9 +65,8 @@ def main(argv: list[str]) -> int:
         script = Server("script")
         stack.enter_context(script)
         file = script.write("post.lua", POST)
-        proxies = {
-            name: make(stack, upstream) for name, make in PROXIES.items() if name == "headrace" or shutil.which(name)
-        }
+        makes, left_out = installed(PROXIES | APPLICATIONS)
+        proxies = {name: make(stack, upstream) for name, make in makes.items()}
         direct: list[float] = []
 
         def turn(name: str) -> None:
@@ -171,5 +82,12 @@ def main(argv: list[str]) -> int:
             wrk(port, file, 4, 1)  # warm
             assert server.pids()
         take_turns(options.rounds, {name: (lambda name=name: turn(name)) for name in proxies})  # type: ignore[misc]
-    record("http", [*many.values(), latency], ["nginx and HAProxy: one worker, kept-alive upstream, no buffering"])
+    notes = ["one worker or thread each (Caddy: GOMAXPROCS=1), kept-alive upstream, no buffering", *left_out]
+    notes += [
+        f"headrace x {peer}, {connections} connections: {figures.ratio('headrace', peer):.2f}"
+        for peer in proxies
+        for connections, figures in many.items()
+        if peer != "headrace"
+    ]
+    record("http", [*many.values(), latency], notes)
     return 0

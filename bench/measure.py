@@ -16,8 +16,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -61,13 +61,21 @@ class Server(AbstractContextManager["Server"]):
         path.write_text(text)
         return str(path)
 
-    def start(self, argv: Sequence[str], port: int) -> None:
+    def start(
+        self, argv: Sequence[str], port: int, *, environ: Mapping[str, str] | None = None, within_s: float = 10.0
+    ) -> None:
+        """Start it, `environ` added to ours, and wait until it listens. Raises RuntimeError with the end of its log."""
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                argv,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **(environ or {})},
             )
         try:
-            wait_listening(port, self._process)
+            wait_listening(port, self._process, within_s)
         except RuntimeError as exc:
             raise RuntimeError(f"{exc}\n{(self.folder / 'log').read_text(errors='replace')[-2000:]}") from exc
 
@@ -75,7 +83,8 @@ class Server(AbstractContextManager["Server"]):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 

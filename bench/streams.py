@@ -1,4 +1,4 @@
-"""Event streams and large bodies through headrace beside nginx and HAProxy, HTTP/1.1 on loopback.
+"""Event streams and large bodies through headrace beside nginx, HAProxy and Caddy, HTTP/1.1 on loopback.
 
 100 streams of 100 events a second: events delivered for a CPU-second of the proxy, and how late an event is at p50. Then one
 large download and one large upload: megabytes for a CPU-second, and how much the proxy grew meanwhile.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import statistics
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import cast
 
 import uvloop
 
-from bench.http import PROXIES
+from bench.http_peers import PROXIES, installed
 from bench.measure import Figures, Server, free_port, record, take_turns
 
 STREAMS, RATE = 100, 100
@@ -133,9 +132,8 @@ def main(argv: list[str]) -> int:
     with ExitStack() as stack:
         origin, upstream = stack.enter_context(Server("origin")), free_port()
         origin.start([sys.executable, "-m", "bench.origin", str(upstream)], upstream)
-        proxies = {
-            name: make(stack, upstream) for name, make in PROXIES.items() if name == "headrace" or shutil.which(name)
-        }
+        makes, left_out = installed(PROXIES)
+        proxies = {name: make(stack, upstream) for name, make in makes.items()}
 
         def turn(name: str) -> None:
             server, port = proxies[name]
@@ -153,6 +151,6 @@ def main(argv: list[str]) -> int:
     record(
         "streams",
         [events, delay, share, down, up, grown],
-        ["nginx: proxy_buffering off; HAProxy: option http-no-delay"],
+        ["nginx: proxy_buffering off; HAProxy: option http-no-delay; Caddy: flush_interval -1", *left_out],
     )
     return 0

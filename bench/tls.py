@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from bench.http import NGINX
+from bench.http_peers import NGINX
 from bench.measure import Figures, Server, free_port, record, take_turns
 from headrace.lab.ca import ThrowAwayCa, issue
 
