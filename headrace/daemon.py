@@ -345,6 +345,7 @@ class Daemon:
         self.loaded = loaded
         self._use_certificate(certificate)
         self.ring.configure(new.tls.tickets)
+        self.listeners.retune(new.tls.tickets)
         self.upstreams.reconfigure(resolver)
         self.resolver.reconfigure(resolver)
         self._apply(new)

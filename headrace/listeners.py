@@ -120,6 +120,7 @@ class QuicServer(Protocol):
     resumed_handshakes: int
 
     def reload_certificate(self, cert_file: str = "", key_file: str = "") -> None: ...
+    def retune(self, tickets: Tickets) -> None: ...
     def drain(self) -> None: ...
     def close(self) -> None: ...
 
@@ -131,10 +132,15 @@ class OpenQuic:
     """
 
     def __init__(
-        self, listen: Listen, identity: TlsIdentity, module: str, serve: Callable[[socket.socket], QuicServer]
+        self,
+        listen: Listen,
+        identity: TlsIdentity,
+        module: str,
+        serve: Callable[[socket.socket, Tickets], QuicServer],
+        tickets: Tickets,
     ) -> None:
         self.scheme = listen.scheme
-        self._identity, self._module, self._serve = identity, module, serve
+        self._identity, self._module, self._serve, self._tickets = identity, module, serve, tickets
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -152,7 +158,13 @@ class OpenQuic:
         """Datagrams that came meanwhile wait in the kernel."""
         await load_beside(self._module)
         if self._socket.fileno() >= 0 and self.listener is None:
-            self.listener = self._serve(self._socket)
+            self.listener = self._serve(self._socket, self._tickets)
+
+    def retune(self, tickets: Tickets) -> None:
+        """Give and take tickets by these rules from now on."""
+        self._tickets = tickets
+        if self.listener is not None:
+            self.listener.retune(tickets)
 
     def renew_certificate(self) -> None:
         if self.listener is not None:
@@ -239,22 +251,27 @@ class Listeners:
     def _open_h3(self, listen: Listen, identity: TlsIdentity, tickets: Tickets) -> OpenQuic:
         door = Door(self._gateway)
 
-        def serve(sock: socket.socket) -> QuicServer:
+        def serve(sock: socket.socket, tickets: Tickets) -> QuicServer:
             from proxy.io.inbound_quic import QuicListener
             from resolver.io.quic_socket import UdpSocket
 
             return QuicListener(listen, door, UdpSocket(sock), identity.cert_file, identity.key_file, tickets)
 
-        return OpenQuic(listen, identity, "proxy.io.inbound_quic", serve)
+        return OpenQuic(listen, identity, "proxy.io.inbound_quic", serve, tickets)
 
     def _open_doq(self, listen: Listen, identity: TlsIdentity, tickets: Tickets) -> OpenQuic:
-        def serve(sock: socket.socket) -> QuicServer:
+        def serve(sock: socket.socket, tickets: Tickets) -> QuicServer:
             from resolver.io.doq_listener import DoqListener
             from resolver.io.quic_socket import UdpSocket
 
             return DoqListener(listen, self._resolver, UdpSocket(sock), identity.cert_file, identity.key_file, tickets)
 
-        return OpenQuic(listen, identity, "resolver.io.doq_listener", serve)
+        return OpenQuic(listen, identity, "resolver.io.doq_listener", serve, tickets)
+
+    def retune(self, tickets: Tickets) -> None:
+        """The rules for the tickets of QUIC listeners; the ring has those of the others."""
+        for found in self.quic:
+            found.retune(tickets)
 
     async def load_quic(self) -> None:
         for found in self.quic:

@@ -28,6 +28,7 @@ from headrace.daemon import LINGER_S
 from headrace.lab.daemon import Daemon, DaemonFailed
 from headrace.lab.settings import DaemonPorts
 from resolver import outgoing, shared_cache
+from tests.peers.h3peers import Client
 from tests.peers.redis import RedisServer, needs_redis
 
 ROOT = Path(__file__).parent.parent.parent
@@ -409,6 +410,20 @@ async def test_dns_over_quic_is_served_and_designated(place: Place) -> None:
         assert reply.answer[0][0].to_text() == "127.0.0.1"
         code, out, _ = await place.command("tickets", "--json")
         assert code == 0 and json.loads(out)["doq"] == {"full": 1, "resumed": 0}
+
+
+async def test_a_reload_turns_early_data_off_on_listeners_that_stay(place: Place) -> None:
+    port = place.ports.https
+    doors = (f"https://127.0.0.1:{port}", f"h3://127.0.0.1:{port}")
+    ca = str(place.state / "ca" / "ca.pem")
+    place.write(listen=doors)
+    async with place.running() as daemon:
+        for offered in (True, False):
+            async with Client(port, ca) as client:
+                await client.until(lambda c: c.tickets)
+                assert [bool(ticket.max_early_data_size) for ticket in client.tickets] == [offered]
+            place.write('[tls.tickets]\nearly_data = "off"\n', listen=doors)
+            await daemon.reload()
 
 
 async def test_the_daemon_takes_all_descriptors_that_it_may_have(place: Place) -> None:
