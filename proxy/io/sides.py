@@ -20,6 +20,7 @@ from proxy.messages import Abort, Cause, Fields, Leg, Party, ResponseHead, Stage
 from proxy.priority import Priority, renewed
 from proxy.redirects import follow
 from proxy.sse import observer_for
+from proxy.upload_pace import UploadPace
 
 if TYPE_CHECKING:
     from proxy.io.relay import Exchange
@@ -53,10 +54,11 @@ class Opening:
 class ClientSide:
     """What the client's leg says."""
 
-    __slots__ = ("_priorities", "_x")
+    __slots__ = ("_pace", "_priorities", "_x")
 
     def __init__(self, exchange: Exchange) -> None:
         self._x = exchange
+        self._pace: UploadPace | None = None
         self._priorities = PRIORITIES
 
     def on_data(self, chunk: bytes) -> None:
@@ -74,12 +76,23 @@ class ClientSide:
             else:
                 kept.append(chunk)
         if leg is not None:
-            timeouts = x.pool.config.timeouts
-            x.deadline = x.relay.now + (timeouts.idle_s if x.phase is Phase.ANSWERING else timeouts.first_byte_s)
+            if x.phase is Phase.ANSWERING:
+                x.deadline = x.relay.now + x.idle_s
+            else:
+                x.deadline = self._next_due(size)
             leg.data(chunk)
+            if x.edge_full and self._pace is not None:
+                self._pace.held()
         elif x.kept_bytes > HOLD_BYTES and not x.held_back:
             x.held_back = True
             x.client.pause()
+
+    def _next_due(self, size: int) -> float:
+        """When more of the request is due after these bytes."""
+        x = self._x
+        if self._pace is None:
+            self._pace = UploadPace(x.pool.config.timeouts.first_byte_s)
+        return self._pace.came(size, x.relay.now)
 
     def _too_large(self) -> None:
         x, limit = self._x, self._x.relay.max_body_bytes

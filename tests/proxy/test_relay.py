@@ -318,6 +318,55 @@ async def test_a_stalled_upload_is_408_and_says_nothing_against_the_edge(bench: 
     assert bench.records[0].outcome == "client timed out"
 
 
+def drip(bench: Bench, size: int, every_s: float, times: int) -> int:
+    """Send so many bytes so often; how many pieces came before the request was over."""
+    for sent in range(times):
+        bench.client.receiver.on_data(b"x" * size)
+        bench.now += every_s
+        bench.relay._tick()
+        if not bench.relay.exchanges:
+            return sent
+    return times
+
+
+async def test_a_dripping_upload_is_cut_soon_after_first_byte(bench: Bench) -> None:
+    leg = FakeLeg()
+    bench.ready(leg)
+    bench.begin()
+    assert drip(bench, 1, 2.0, 1000) < 8  # 10 s of patience
+    assert bench.client.only("head").status == 408
+    assert leg.words[-1] == "abort"
+    assert bench.edge().finished == [None]
+
+
+async def test_a_slow_upload_may_take_as_long_as_it_likes(bench: Bench) -> None:
+    bench.ready(FakeLeg())
+    bench.begin()
+    assert drip(bench, 1100, 2.0, 1000) == 1000
+
+
+async def test_time_in_which_the_edge_held_the_client_back_is_not_the_clients(bench: Bench) -> None:
+    leg = FakeLeg()
+    bench.ready(leg)
+    bench.begin()
+    for _ in range(100):
+        leg.receiver.on_full()
+        bench.client.receiver.on_data(b"x")
+        bench.now += 9
+        bench.relay._tick()
+        leg.receiver.on_drained()
+    assert bench.relay.exchanges
+
+
+async def test_once_the_answer_began_an_upload_may_drip(bench: Bench) -> None:
+    leg = FakeLeg()
+    bench.ready(leg)
+    bench.begin()
+    bench.client.receiver.on_data(b"hello")
+    leg.receiver.on_head(ResponseHead(200, SSE))
+    assert drip(bench, 1, 19.0, 50) == 50
+
+
 @pytest.mark.parametrize("why", ["edge reads nothing", "edge owes a 100"])
 async def test_an_upload_that_the_edge_holds_up_is_the_edges_timeout(bench: Bench, why: str) -> None:
     leg = FakeLeg()
