@@ -425,7 +425,7 @@ class Exchange:
             # Blamed on the edge, a few stalled uploads would take it out of the pool for everybody.
             by, detail = (
                 Party.CLIENT,
-                f"no more of the request came within timeouts.first_byte = {timeouts.first_byte_s:g} s",
+                f"the rest of the request came too slowly for timeouts.first_byte = {timeouts.first_byte_s:g} s",
             )
         else:
             detail = f"no answer within timeouts.first_byte = {timeouts.first_byte_s:g} s"
