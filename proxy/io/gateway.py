@@ -173,14 +173,14 @@ class Gateway:
         if not self._table.is_own(host_of(head.authority)) or self._table.judge(head) is not None:
             return False
         if path == self._doh_path and origin.scheme == b"https" and self._doh:
-            LocalAnswer(leg, MAX_DNS_MESSAGE, lambda body: self._answer_dns(leg, head, body))
+            LocalAnswer(leg, MAX_DNS_MESSAGE, lambda body: self._answer_dns(leg, head, origin, body))
             return True
         if path == b"/proxy.pac" and self._forward.enabled:
             self._forward.serve_pac(leg, head)
             return True
         return False
 
-    def _answer_dns(self, leg: Leg, head: RequestHead, body: bytes | None) -> None:
+    def _answer_dns(self, leg: Leg, head: RequestHead, origin: Origin, body: bytes | None) -> None:
         """`body` None: it was longer than a DNS message can be."""
         assert self._doh is not None
         if body is None:
@@ -193,7 +193,7 @@ class Gateway:
                 leg, ResponseHead(reply.status, list(reply.fields), length=len(reply.body), no_body=no_body), reply.body
             )
 
-        self._doh.respond(head.method, head.target, head.get(b"content-type"), body, done)
+        self._doh.respond(head.method, head.target, head.get(b"content-type"), body, done, origin.peer)
 
     def _refuse(self, leg: Leg, head: RequestHead, refusal: Refusal) -> None:
         dialect = errors.dialect_of(head.target)

@@ -55,30 +55,47 @@ class DohService:
         """Whether a request target is ours to answer."""
         return target.partition(b"?")[0] == self.path
 
-    def respond(self, method: bytes, target: bytes, content_type: bytes | None, body: bytes, done: Done) -> None:
-        """Calls `done` exactly once, at the latest when the resolver's time is over."""
+    def respond(
+        self,
+        method: bytes,
+        target: bytes,
+        content_type: bytes | None,
+        body: bytes,
+        done: Done,
+        client: str = "",
+    ) -> None:
+        """Calls `done` exactly once, at the latest when the resolver's time is over. `client` is an address, for the query
+        log and the rate limit."""
         query = self._query(method, target, content_type, body)
         if isinstance(query, DohReply):
             done(query)
             return
+        limit = self._service.rate_limit
+        if limit is not None and client and not limit.admits(client, self._service.now()):
+            done(self._answered(self._service.refuse_rate(query), "policy", client))
+            return
         reply = self._service.look(query, STREAM_LIMIT, sealed=True)
         if isinstance(reply, bytes):
-            done(self._answered(reply, ""))
+            done(self._answered(reply, "", client))
         else:
-            self._service.wait(reply, lambda message, source: done(self._answered(message, source)))
+            self._service.wait(reply, lambda message, source: done(self._answered(message, source, client)))
 
-    def _answered(self, message: bytes, source: str) -> DohReply:
+    def _answered(self, message: bytes, source: str, client: str) -> DohReply:
         if message:
             self._service.counter("https")[message[3] & 15] += 1
             if self._service.query_log is not None:
-                self._service.query_log("https", "", message, source)  # the rims keep their clients' addresses
+                self._service.query_log("https", client, message, source)
         return _answered(message)
+
+    def _is_plain(self) -> bool:
+        """Whether an answer may be given without knowing to whom: nobody counts or notes clients."""
+        return self._service.query_log is None and self._service.rate_limit is None
 
     def ready(self, target: bytes) -> Ready | None:
         """The answer to a GET of `target` when it is known now, and nothing else needs to hear of it."""
         path, _, parameters = target.partition(b"?")
         query = _from_parameters(parameters) if path == self.path else b""
-        if not isinstance(query, bytes) or not query or self._service.query_log is not None:
+        if not isinstance(query, bytes) or not query or not self._is_plain():
             return None
         memo = self._service.memo(query, sealed=True)
         if memo is None and isinstance(self._service.look(query, STREAM_LIMIT, sealed=True), bytes):
@@ -91,7 +108,7 @@ class DohService:
     def is_true(self, ready: Ready) -> bool:
         """Whether a ready answer may still be given; counts it as given."""
         memo, service = ready.memo, self._service
-        if service.now() >= memo.until or memo.entry.answer is not memo.answer or service.query_log is not None:
+        if service.now() >= memo.until or memo.entry.answer is not memo.answer or not self._is_plain():
             return False
         service.used(memo)
         self._replies[memo.tail[1] & 15] += 1

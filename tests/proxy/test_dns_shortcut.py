@@ -6,6 +6,7 @@ import base64
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dns.message
 import hpack
@@ -107,8 +108,9 @@ async def test_a_shortcut_that_was_retired_finds_nothing(lab: Lab) -> None:
     assert lab.find(target()) is None
 
 
-async def test_a_logged_resolver_prepares_nothing(lab: Lab) -> None:
+@pytest.mark.parametrize("changed", [{"query_log": "names"}, {"rate_limit_per_s": 1000}])
+async def test_a_resolver_that_wants_to_know_who_asks_prepares_nothing(lab: Lab, changed: dict[str, Any]) -> None:
     await asked(lab)
     assert lab.find(target()) is not None
-    lab.service.reconfigure(replace(QUIET, query_log="names"))
+    lab.service.reconfigure(replace(QUIET, **changed))
     assert lab.find(target()) is None

@@ -17,6 +17,8 @@ import dns.flags
 import dns.message
 
 from config.model import DnsCache, DnsUpstream, Listen, Resolver, Tickets
+from resolver.io.channel import Clock
+from resolver.io.clock import now as boottime
 from resolver.io.doh_server import DohReply, DohService
 from resolver.io.doq_listener import listen_doq
 from resolver.io.listen import listen_dns
@@ -120,7 +122,7 @@ class Chain:
 
     async def http(self, method: bytes, target: bytes, kind: bytes | None = None, body: bytes = b"") -> DohReply:
         future: asyncio.Future[DohReply] = asyncio.get_running_loop().create_future()
-        self.doh.respond(method, target, kind, body, future.set_result)
+        self.doh.respond(method, target, kind, body, future.set_result, HOST)
         return await future
 
     async def _over_quic(self, wire: bytes, within_s: float) -> bytes:
@@ -147,7 +149,7 @@ def chains(authority: Authority, folder: Path) -> Any:
 
     @asynccontextmanager
     async def opened(
-        *peers: Peer | DnsUpstream, stale_s: float = 0.0, timeout_s: float = 2.0, **kw: Any
+        *peers: Peer | DnsUpstream, stale_s: float = 0.0, timeout_s: float = 2.0, clock: Clock = boottime, **kw: Any
     ) -> AsyncIterator[Chain]:
         listens = tuple(Listen(scheme, HOST, 0) for scheme in CLIENTS)
         cache = kw.pop("cache", None) or DnsCache(serve_stale_s=stale_s, prefetch=False, persist=False)
@@ -161,8 +163,8 @@ def chains(authority: Authority, folder: Path) -> Any:
             cache=cache,
             **kw,
         )
-        upstreams = UpstreamSet(config)
-        service = ResolverService(config, state_dir=folder, upstreams=upstreams)
+        upstreams = UpstreamSet(config, clock=clock)
+        service = ResolverService(config, state_dir=folder, upstreams=upstreams, clock=clock)
         await service.start()
         listeners = await listen_dns(listens, service, tls=authority.server_context(["dot"]))
         ports = {listen.scheme: listen.port for listen in listeners.addresses}

@@ -137,7 +137,7 @@ async def test_a_logged_query_says_who_what_and_from_where(
     first, second = fields(caplog)
     assert first["transport"] == by and first["name"] == "deep.name.known.test." and first["type"] == "A"
     assert first["source"].startswith("udp://") and second["source"] == "memory"
-    assert first["client"] == ("" if by == "https" else "127.0.0.1")
+    assert first["client"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""DNS over HTTPS through the daemon: who asked is known over each version, to the query log and to the rate limit."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import dns.message
+import dns.rcode
+import pytest
+
+from headrace.lab.clients import VERSIONS, Request, ask
+from headrace.lab.daemon import Daemon
+from headrace.lab.settings import DaemonPorts
+
+
+def configured(folder: Path, ports: DaemonPorts, resolver: str) -> Daemon:
+    file = folder / "headrace.toml"
+    file.write_text(
+        f'state_dir = "{folder / "state"}"\nlog = {{ level = "info", format = "json" }}\n'
+        f'[resolver]\nlisten = ["udp://127.0.0.1:{ports.dns}"]\nupstream = []\nhosts_files = []\n{resolver}\n'
+        f'[proxy]\nlisten = ["https://127.0.0.1:{ports.https}", "h3://127.0.0.1:{ports.https}"]\n'
+        f'[admin]\nlisten = "http://127.0.0.1:{ports.admin}"\n'
+    )
+    return Daemon(file, folder / "state", ports)
+
+
+async def asked(daemon: Daemon, version: str, *, post: bool = False) -> dns.message.Message:
+    wire = dns.message.make_query("localhost", "A", id=0, use_edns=0).to_wire()
+    encoded = base64.urlsafe_b64encode(wire).rstrip(b"=").decode()
+    request = Request("GET", f"/dns-query?dns={encoded}")
+    if post:
+        request = Request("POST", "/dns-query", wire, {"content-type": "application/dns-message"})
+    said = await ask(version, daemon.target(), request)
+    assert said.status == 200
+    return dns.message.from_wire(said.body)
+
+
+async def test_the_query_log_names_the_client_over_each_version(tmp_path: Path) -> None:
+    async with configured(tmp_path, DaemonPorts.choose(), 'query_log = "names"') as daemon:
+        for version in VERSIONS:
+            for post in (False, True):
+                assert (await asked(daemon, version, post=post)).rcode() == dns.rcode.NOERROR
+    logged = [json.loads(line) for line in daemon.log.splitlines() if '"query"' in line]
+    assert [(one["transport"], one["client"]) for one in logged] == [("https", "127.0.0.1")] * 6
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_client_above_its_rate_is_refused_over_each_version(version: str, tmp_path: Path) -> None:
+    # One a second: whatever the machine does meanwhile, ten questions do not take ten seconds.
+    async with configured(tmp_path, DaemonPorts.choose(), "rate_limit = 1") as daemon:
+        said = [await asked(daemon, version) for _ in range(10)]
+    codes = [reply.rcode() for reply in said]
+    assert codes[0] == dns.rcode.NOERROR and dns.rcode.REFUSED in codes
+    refused = said[codes.index(dns.rcode.REFUSED)]
+    assert [int(option.code) for option in refused.options] == [18]
