@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-NAMES = ("dns", "dns_day", "http", "streams", "tls", "quic", "startup", "soak", "smuggling")
+NAMES = ("dns", "dns_day", "http", "streams", "tls", "quic", "h3", "startup", "soak", "smuggling")
 
 BY_NAME_ALONE = ("fuzz_dns",)
 """Those that take a quarter of an hour and have no peer."""
