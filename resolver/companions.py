@@ -92,6 +92,7 @@ class Companions:
                 return []
             expected = expected or leader.expects(key)
             self.pairs += leader.follow(key)
+        self._hold()
         if key in self._leaders or key in self._new:
             return self._lead(key, now)
         if not expected and len(self._open) < MOST_OPEN:

@@ -45,6 +45,8 @@ class Ahead:
 
     def _take(self, keys: Iterable[bytes], now: float) -> None:
         self._waiting.extend(keys)
+        if self._foresight.next_at <= now:  # also when the machine slept, which the timer does not know of
+            self._waiting.extend(self._foresight.due(now))
         while len(self._waiting) > MOST_WAITING:
             self._waiting.pop()
         if self._waiting and self._turn is None:
@@ -71,8 +73,7 @@ class Ahead:
 
     def _on_time(self) -> None:
         self._timer, self._timer_at = None, float("inf")
-        now = self._clock()
-        self._take(self._foresight.due(now), now)
+        self._take((), self._clock())
 
     def close(self) -> None:
         self._waiting.clear()
