@@ -15,6 +15,7 @@ from proxy.io.rims import DialMarks
 from proxy.messages import Abort, Fields, Leg, NullReceiver, RequestHead, ResponseHead
 from resolver.endpoints import Endpoints
 from resolver.errors import NoAddress
+from tests.patience import HANG_S, soon
 
 Reply = Callable[["Peer", bytes], bytes | None]
 
@@ -71,7 +72,7 @@ class EdgePeer:
         self.changed = asyncio.Event()
         self.port = 0
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 self.changed.clear()
@@ -100,10 +101,10 @@ async def edge_peer(
 
 
 @asynccontextmanager
-async def silent_port(host: str = "127.0.0.1") -> AsyncIterator[int]:
+async def silent_port(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
     """A port whose SYNs get no answer: a listener with a full backlog, what a black hole looks like from here."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.bind((host, 0))
+    listener.bind((host, port))
     listener.listen(0)
     port = listener.getsockname()[1]
     fillers = []
@@ -118,12 +119,6 @@ async def silent_port(host: str = "127.0.0.1") -> AsyncIterator[int]:
     finally:
         for sock in (listener, *fillers):
             sock.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Names:
@@ -161,12 +156,12 @@ class Wait:
         return self.result.done()
 
     async def leg(self) -> tuple[Leg, DialMarks]:
-        found = await asyncio.wait_for(self.result, 10)
+        found = await soon(self.result)
         assert not isinstance(found, Abort), found
         return found
 
     async def abort(self) -> Abort:
-        found = await asyncio.wait_for(self.result, 10)
+        found = await soon(self.result)
         assert isinstance(found, Abort), "opened"
         return found
 
@@ -213,15 +208,8 @@ async def ask(pool: EdgeConnections, path: bytes = b"/") -> tuple[Hearing, DialM
     """A whole exchange through the pool."""
     leg, marks = await wait_for_leg(pool).leg()
     hearing = say(leg, path)
-    assert await asyncio.wait_for(hearing.over, 10) is None
+    assert await soon(hearing.over) is None
     return hearing, marks
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for what no event tells of."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def seeded() -> random.Random:

@@ -17,7 +17,9 @@ from config.model import Edge, Pool, Probe, Retry, Secret
 from proxy.health import State
 from proxy.io.edges import EdgeSet, PoolState, Shed
 from proxy.messages import Abort, Cause, Party, ResponseHead, Stage
-from tests.peers.edgepeer import Names, ask, edge_peer, eventually, free_port, ok, say, wait_for_leg
+from tests.patience import eventually
+from tests.peers.edgepeer import Names, ask, edge_peer, ok, say, wait_for_leg
+from tests.peers.ports import free_port
 
 LOST = Abort(Party.EDGE, Stage.HEAD, Cause.LOST, "connection reset")
 

@@ -19,15 +19,20 @@ from proxy.io.outbound import EdgeConnections, PoolCounts
 from proxy.io.rims import DialMarks
 from proxy.messages import Cause, Party, Stage
 from proxy.reach import Reach
+from tests.patience import eventually, promptly, soon
 from tests.peers.authority import Authority
-from tests.peers.edgepeer import Names, ask, edge_peer, eventually, free_port, ok, say, silent_port, wait_for_leg
-
-LOADED_S = 0.3  # what a busy machine may add to anything timed here
+from tests.peers.edgepeer import Names, ask, edge_peer, ok, say, silent_port, wait_for_leg
+from tests.peers.ports import free_port, needs_ipv6, refusing_port
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
+
+
+NEVER_STEPS = Pace(step_s=600.0)
+"""Only what happens leads to the next address, not the time that passes."""
+REST_S = 0.2
 
 
 def plain(port: int, host: str = "127.0.0.1", **facts: Any) -> Edge:
@@ -146,12 +151,12 @@ async def test_idle_connections_are_closed_before_the_edge_would() -> None:
 
 
 async def test_a_servers_keep_alive_hint_shortens_the_idle_time() -> None:
-    async with edge_peer() as peer, connections(plain(peer.port)) as pool:
+    async with edge_peer() as peer, connections(plain(peer.port), limits=PoolLimits(idle_s=600.0)) as pool:
         peer.reply = lambda peer, head: ok(fields=b"keep-alive: timeout=1\r\n")
         await ask(pool)
         started = time.monotonic()
         await peer.until(lambda: not peer.connections)
-        assert 0.3 < time.monotonic() - started < 5.0
+        assert time.monotonic() - started > 0.3, "not at once; and long before what is the rule without a hint"
 
 
 async def test_the_number_of_idle_connections_is_bounded() -> None:
@@ -183,7 +188,8 @@ async def test_an_edge_that_closes_idle_connections_at_once_is_not_dialled_all_d
         for _ in range(5):
             await peer.until(lambda: bool(peer.connections)) if peer.accepted == 0 else None
             peer.close_all()
-            await asyncio.sleep(0.02)
+            await eventually(lambda: pool.counts.idle == 0)
+            await asyncio.sleep(0.02)  # time in which it would be dialled again
         assert peer.accepted == 1
 
 
@@ -202,7 +208,7 @@ async def test_a_retired_edge_closes_idle_ones_and_lets_exchanges_end() -> None:
 async def test_close_fails_whoever_waits() -> None:
     async with silent_port() as port, connections(plain(port)) as pool:
         wait = wait_for_leg(pool)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the dial has begun
         await pool.close()
         assert (await wait.abort()).cause is Cause.REFUSED
         assert pool.counts.dialling == 0
@@ -212,16 +218,11 @@ async def test_close_fails_whoever_waits() -> None:
 
 
 async def test_a_refused_connection_names_address_and_reason() -> None:
-    port = free_port()
-    async with connections(plain(port)) as pool:
-        abort = await wait_for_leg(pool).abort()
-        assert (abort.by, abort.stage, abort.cause, abort.unprocessed) == (
-            Party.EDGE,
-            Stage.CONNECT,
-            Cause.LOST,
-            True,
-        )
-        assert abort.detail == f"connect 127.0.0.1:{port}: connection refused"
+    with refusing_port() as port:
+        async with connections(plain(port)) as pool:
+            abort = await wait_for_leg(pool).abort()
+    assert (abort.by, abort.stage, abort.cause, abort.unprocessed) == (Party.EDGE, Stage.CONNECT, Cause.LOST, True)
+    assert abort.detail == f"connect 127.0.0.1:{port}: connection refused"
 
 
 async def test_an_unknown_name_is_told_as_such() -> None:
@@ -233,15 +234,16 @@ async def test_the_connect_timeout_covers_the_whole_dial() -> None:
     async with silent_port() as port, connections(plain(port), connect_s=0.3) as pool:
         started = time.monotonic()
         abort = await wait_for_leg(pool).abort()
-        assert 0.25 < time.monotonic() - started < 2.0
+        assert time.monotonic() - started > 0.25
         assert abort.cause is Cause.TIMED_OUT
         assert abort.detail == f"connect 127.0.0.1:{port}: no answer in 0.3 s"
 
 
 async def test_each_of_many_waiting_openings_hears_of_a_dead_edge() -> None:
-    async with connections(plain(free_port())) as pool:
-        aborts = await asyncio.gather(*(wait_for_leg(pool).abort() for _ in range(200)))
-        assert {abort.cause for abort in aborts} == {Cause.LOST}
+    with refusing_port() as port:
+        async with connections(plain(port)) as pool:
+            aborts = await asyncio.gather(*(wait_for_leg(pool).abort() for _ in range(200)))
+    assert {abort.cause for abort in aborts} == {Cause.LOST}
 
 
 async def test_a_certificate_of_a_strange_authority_says_what_failed(authority: Authority) -> None:
@@ -305,8 +307,22 @@ async def test_a_dial_times_its_parts_apart(authority: Authority) -> None:
             started = time.monotonic()
             _, marks = await wait_for_leg(pool).leg()
             took = time.monotonic() - started
-    assert marks.resolve_s > 0 and marks.connect_s > 0 and marks.tls_s > marks.connect_s
+    assert min(marks.resolve_s, marks.connect_s, marks.tls_s) > 0
     assert marks.resolve_s + marks.connect_s + marks.tls_s <= took
+
+
+async def test_what_an_edge_delays_is_counted_to_the_part_that_it_delays(authority: Authority) -> None:
+    context = authority.server_context()
+    context.sni_callback = lambda *_: time.sleep(REST_S)  # between the client's hello and the server's
+    async with edge_peer(tls=context) as peer:
+        edge = Edge("e", "https", "localhost", peer.port, protocol="h1", ca_file=authority.ca_file)
+        async with connections(edge, Names(localhost=["127.0.0.1"])) as pool:
+            started = time.monotonic()
+            _, marks = await wait_for_leg(pool).leg()
+            took = time.monotonic() - started
+    # Then the rest stands in the part of TLS and in no other: they have at most what is left of the whole
+    assert marks.tls_s >= REST_S
+    assert marks.resolve_s + marks.connect_s <= took - marks.tls_s
 
 
 def test_who_came_late_to_a_dial_waited_for_its_end_only() -> None:
@@ -319,31 +335,35 @@ def test_who_came_late_to_a_dial_waited_for_its_end_only() -> None:
 # ---------------------------------------------------------------------------------------------- addresses
 
 
+@needs_ipv6
 async def test_a_black_hole_of_ipv6_costs_one_step_and_is_remembered() -> None:
-    reach = Reach()
-    async with silent_port("::1") as port, edge_peer(port=port) as peer:
-        names = Names(edge=["::1", "127.0.0.1"])
-        async with connections(plain(peer.port, "edge"), names, reach) as pool:
+    port, both = free_port(), ["::1", "127.0.0.1"]
+    edge, names = plain(port, "edge"), Names(edge=both)
+
+    async def first_dial() -> Reach:
+        reach = Reach()
+        async with connections(edge, names, reach) as pool:
             started = time.monotonic()
             _, marks = await wait_for_leg(pool).leg()
             took = time.monotonic() - started
+        assert marks.address == "127.0.0.1"
+        assert marks.connect_s <= took - Pace().step_s * 0.99, "the wait for IPv6 is not IPv4's handshake"
+        return reach
+
+    async with silent_port("::1", port), edge_peer(port=port):
+        reach = await promptly(0.43, first_dial)  # U26: with a round trip of 270 ms that is below 700 ms
+        assert reach.order("edge", both, time.monotonic()) == ["127.0.0.1", "::1"]
+        async with connections(edge, names, reach, pace=NEVER_STEPS) as pool:
+            _, marks = await wait_for_leg(pool).leg()
             assert marks.address == "127.0.0.1"
-            assert 0.25 <= took < 0.43 + LOADED_S, "U26: with a round trip of 270 ms that is below 700 ms"
-            assert marks.connect_s < took - 0.2, "the wait for IPv6 is not IPv4's handshake"
-            assert reach.order("edge", ["::1", "127.0.0.1"], time.monotonic()) == ["127.0.0.1", "::1"]
-        async with connections(plain(peer.port, "edge"), names, reach, pace=Pace(step_s=5.0)) as pool:
-            started = time.monotonic()
-            await wait_for_leg(pool).leg()
-            assert time.monotonic() - started < 2.0
 
 
 async def test_a_refused_address_gives_way_to_the_next_one_at_once() -> None:
     async with edge_peer() as peer:
-        names = Names(edge=["::1", "127.0.0.1"])  # nobody listens on ::1
-        async with connections(plain(peer.port, "edge"), names, pace=Pace(step_s=5.0)) as pool:
-            started = time.monotonic()
+        names = Names(edge=["127.0.0.9", "127.0.0.1"])  # nobody listens on the first
+        async with connections(plain(peer.port, "edge"), names, pace=NEVER_STEPS) as pool:
             _, marks = await wait_for_leg(pool).leg()
-            assert marks.address == "127.0.0.1" and time.monotonic() - started < 2.0
+            assert marks.address == "127.0.0.1"
 
 
 async def test_configured_addresses_ask_no_resolver() -> None:
@@ -354,7 +374,8 @@ async def test_configured_addresses_ask_no_resolver() -> None:
 
 
 async def test_a_name_that_moves_takes_new_requests_along_and_lets_old_ones_end() -> None:
-    async with edge_peer(host="127.0.0.1") as old, edge_peer(host="127.0.0.2", port=old.port) as new:
+    port = free_port()
+    async with edge_peer(host="127.0.0.1", port=port) as old, edge_peer(host="127.0.0.2", port=port) as new:
         names = Names(edge=["127.0.0.1"], ttl_s=0.1)
         old.reply = lambda peer, head: ok() if b"/quick" in head else None
         async with connections(
@@ -365,7 +386,7 @@ async def test_a_name_that_moves_takes_new_requests_along_and_lets_old_ones_end(
             await ask(pool, b"/quick")
             await old.until(lambda: len(old.requests) == 2)
             names.hosts["edge"] = ["127.0.0.2"]
-            await old.until(lambda: len(old.connections) == 1, 2.0)  # the idle one was retired
+            await old.until(lambda: len(old.connections) == 1)  # the idle one was retired
             hearings = await asyncio.gather(*(ask(pool) for _ in range(100)))
             assert {hearing.head.status for hearing, _ in hearings if hearing.head} == {200}
             assert {marks.address for _, marks in hearings} == {"127.0.0.2"}
@@ -373,7 +394,7 @@ async def test_a_name_that_moves_takes_new_requests_along_and_lets_old_ones_end(
             peer = old.connections[0]
             assert peer.transport is not None
             peer.transport.write(ok())
-            assert await asyncio.wait_for(in_flight.over, 2) is None
+            assert await soon(in_flight.over) is None
             assert new.requests
 
 
@@ -401,7 +422,7 @@ async def test_an_answer_that_only_rotates_closes_nothing() -> None:
         test_a_refused_connection_names_address_and_reason,
         test_the_connect_timeout_covers_the_whole_dial,
         test_a_refused_address_gives_way_to_the_next_one_at_once,
-        test_a_black_hole_of_ipv6_costs_one_step_and_is_remembered,
+        pytest.param(test_a_black_hole_of_ipv6_costs_one_step_and_is_remembered, marks=needs_ipv6),
         test_close_fails_whoever_waits,
     ],
 )
@@ -418,6 +439,7 @@ def test_the_same_on_uvloop(scenario: Callable[[], Coroutine[None, None, None]])
         test_a_peer_that_speaks_no_tls_is_broken_not_hung,
         test_a_second_connection_resumes_the_session_of_the_first,
         test_a_dial_times_its_parts_apart,
+        test_what_an_edge_delays_is_counted_to_the_part_that_it_delays,
     ],
 )
 def test_tls_is_the_same_on_uvloop(

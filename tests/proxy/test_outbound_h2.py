@@ -18,7 +18,7 @@ from headrace.lab.ca import ThrowAwayCa
 from proxy import h2_frames as wire
 from proxy.io.outbound_h2 import H2EdgeConnection
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
-from tests.peers.edgepeer import free_port
+from tests.peers.ports import free_port
 from tests.peers.fakeleg import Recorder
 from tests.proxy.h2_wire import OK, Eyes, Seen, body, frame, headers, settings, word
 

@@ -26,7 +26,9 @@ from proxy.io.rims import EdgeConnection, Limits
 from proxy.messages import Cause, Leg
 from proxy.reach import Reach
 from tests.peers.authority import Authority
-from tests.peers.edgepeer import Names, ask, edge_peer, eventually, free_port, say, wait_for_leg
+from tests.patience import eventually
+from tests.peers.edgepeer import Names, ask, edge_peer, say, wait_for_leg
+from tests.peers.ports import free_port
 from tests.peers.fakeleg import FakeLeg
 from tests.peers.services import ByHand
 

@@ -13,7 +13,8 @@ from config.model import Edge, Probe, Secret
 from proxy.io.probes import Prober, ProbeResult, pause_s, probe_forever
 from proxy.reach import Reach
 from tests.peers.authority import Authority
-from tests.peers.edgepeer import EdgePeer, Names, edge_peer, free_port, ok, seeded, silent_port
+from tests.peers.edgepeer import EdgePeer, Names, edge_peer, ok, seeded, silent_port
+from tests.peers.ports import free_port
 
 QUICK = Probe(timeout_s=0.5)
 HEALTHZ = Probe(timeout_s=0.5, path="/healthz")

@@ -1,0 +1,47 @@
+"""Waiting in tests: for events, with a guard that only a hang meets, and for what is promised to be quick.
+
+The suite must hold on a machine that gives it a tenth of a core. So a test waits for what happens, however long that
+takes; no bound on wall time is an assertion, unless the bound is the promise itself: then `promptly` tries it more than
+once, since a busy machine delays any one try and a slow program delays them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+HANG_S = 40.0
+"""Longer than anything here takes on any machine, shorter than the limit of a whole test."""
+
+
+def no_hang() -> asyncio.Timeout:
+    """`async with no_hang():` what waits inside has surely hung when this runs out."""
+    return asyncio.timeout(HANG_S)
+
+
+async def soon(work: Awaitable[T]) -> T:
+    """What `work` gives; TimeoutError when it hangs."""
+    return await asyncio.wait_for(work, HANG_S)
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = HANG_S) -> None:
+    """Wait for what no event tells of."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def promptly(limit_s: float, act: Callable[[], Awaitable[T]], tries: int = 8) -> T:
+    """What `act` gives in the first of several tries that keeps the limit; AssertionError when none does."""
+    took = []
+    for _ in range(tries):
+        begin = time.monotonic()
+        found = await act()
+        took.append(time.monotonic() - begin)
+        if took[-1] < limit_s:
+            return found
+    raise AssertionError(f"never under {limit_s} s: {', '.join(f'{each:.3f}' for each in took)}")
