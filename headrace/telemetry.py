@@ -1,7 +1,9 @@
 """Keep what happened: the last requests, counters and histograms, and a line in the log for each request.
 
-Theory: `record` runs once for each request on the event loop, so it only appends and adds. Lines for the log are made
-later, a batch at a time, by `flush_log`. Labels of series come from the configuration and from closed sets, and the number
+Theory: `record` runs once for each request on the event loop, so it only appends. What is counted is counted later, some
+hundred at a time, and lines for the log are made a batch at a time by `flush_log`.
+
+Labels of series come from the configuration and from closed sets, and the number
 of series has a hard bound: beyond it everything counts as "other".
 """
 
@@ -16,10 +18,12 @@ from itertools import islice
 from json.encoder import encode_basestring as quote
 
 from headrace.logs import LogOutput, redact, rfc3339
-from proxy.waterfall import PARTS, RequestRecord
+from proxy.waterfall import PARTS, Finished, RequestRecord
 
 RING = 1000
 """Requests kept for `headrace requests`."""
+UNCOUNTED = 256
+"""Requests that wait to be counted, until somebody asks for the figures or there are so many."""
 MAX_POOLS = 256
 MAX_SERIES_OF_POOL = 1024
 SUMS = ("retries", "bytes_in", "bytes_out", "reused", "resumed")
@@ -65,7 +69,7 @@ class PoolFigures:
         self.first_byte = Histogram()
         self.wall = Histogram()
 
-    def add(self, record: RequestRecord) -> None:
+    def add(self, record: Finished) -> None:
         key = (record.edge, record.outcome, record.status // 100)
         if key not in self.requests and len(self.requests) >= MAX_SERIES_OF_POOL:
             key = ("other", record.outcome, record.status // 100)
@@ -75,10 +79,9 @@ class PoolFigures:
         self.reused += record.reused
         self.resumed += record.resumed
         self.retries += record.attempts - 1
-        fall = record.fall
-        self.wall.add(fall.ended - fall.start)
-        if fall.first >= 0:
-            self.first_byte.add(fall.first - fall.start)
+        self.wall.add(record.wall_s)
+        if (first_byte_s := record.first_byte_s) is not None:
+            self.first_byte.add(first_byte_s)
 
 
 def _nobody_flushes() -> None:
@@ -89,19 +92,21 @@ class Telemetry:
     """What the daemon knows about finished requests."""
 
     def __init__(self, ring: int = RING) -> None:
-        self.recent: deque[RequestRecord] = deque(maxlen=ring)
+        self.recent: deque[Finished] = deque(maxlen=ring)
         self._pools: dict[str, PoolFigures] = {}
-        self._pending: list[RequestRecord] = []
+        self._uncounted: list[Finished] = []
+        self._pending: list[Finished] = []
         self.unlogged = 0
         self.log_requests = True
         self.on_pending: Callable[[], None] = _nobody_flushes
         """Called when a first line waits for `flush_log`."""
 
-    def record(self, record: RequestRecord) -> None:
+    def record(self, record: Finished) -> None:
         """Take a finished request. Microseconds: see the module's theory."""
         self.recent.append(record)
-        pool = self._pools.get(record.pool) or self._new_pool(record.pool)
-        pool.add(record)
+        self._uncounted.append(record)
+        if len(self._uncounted) >= UNCOUNTED:
+            self._count()
         if not self.log_requests:
             return
         if not self._pending:
@@ -111,6 +116,12 @@ class Telemetry:
         else:
             self.unlogged += 1
 
+    def _count(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        for record in uncounted:
+            pool = self._pools.get(record.pool) or self._new_pool(record.pool)
+            pool.add(record)
+
     def _new_pool(self, name: str) -> PoolFigures:
         name = name or "none"
         if name not in self._pools and len(self._pools) >= MAX_POOLS:
@@ -119,20 +130,21 @@ class Telemetry:
 
     def last(self, count: int) -> list[RequestRecord]:
         """The newest first."""
-        return list(islice(reversed(self.recent), count))
+        return [record.whole() for record in islice(reversed(self.recent), count)]
 
     def flush_log(self, output: LogOutput, *, as_json: bool) -> None:
         """Write the pending requests, one line each."""
         pending, self._pending = self._pending, []
         line = json_line if as_json else text_line
         if pending:
-            output.write("".join(line(record) + "\n" for record in pending))
+            output.write("".join(line(record.whole()) + "\n" for record in pending))
         if self.unlogged:
             unlogged, self.unlogged = self.unlogged, 0
             logger.warning("%d requests were not logged: there were more than %d at once", unlogged, PENDING)
 
     def prometheus(self) -> Iterator[str]:
         """Lines of the text format 0.0.4."""
+        self._count()
         yield "# HELP headrace_requests_total Finished requests."
         yield "# TYPE headrace_requests_total counter"
         for pool, figures in self._pools.items():

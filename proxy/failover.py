@@ -93,12 +93,14 @@ class RetryBudget:
         self.floor = min_per_s * window_s
         self._window_s = window_s
         self._seconds: deque[list[int]] = deque()  # [second, requests, retries], oldest first; at most window_s + 1
+        self._next_s = 0.0  # when the newest of them is over
         self._requests = 0
         self._retries = 0
 
     def note_request(self, now: float) -> None:
         """A first attempt was made: it earns `ratio` of a retry."""
-        self._second(now)[1] += 1
+        second = self._seconds[-1] if now < self._next_s else self._second(now)
+        second[1] += 1
         self._requests += 1
 
     def spend(self, now: float) -> bool:
@@ -117,6 +119,7 @@ class RetryBudget:
             self._retries -= retries
         if not self._seconds or self._seconds[-1][0] < int(now):
             self._seconds.append([int(now), 0, 0])
+            self._next_s = int(now) + 1.0
         return self._seconds[-1]
 
 

@@ -65,14 +65,17 @@ class Limiter:
 
     def begun(self, active: int, now: float) -> None:
         """A request went out; `active` includes it."""
-        self._close_sample(None, now)
-        self._peak = max(self._peak, active)
+        if self._opened_at is None or now - self._opened_at >= SAMPLE_S:
+            self._close_sample(None, now)
+        if active > self._peak:
+            self._peak = active
 
     def answered(self, latency_s: float, now: float, *, used: float | None = None) -> None:
         """A first byte came. `used`: the edge's own utilisation, 0..1, when it was scraped and is fresh."""
         self._latencies_s += latency_s
         self._answers += 1
-        self._close_sample(used, now)
+        if self._opened_at is None or now - self._opened_at >= SAMPLE_S:
+            self._close_sample(used, now)
 
     def failed(self, now: float) -> None:
         """The edge lost a request or refused it for its load (429, 5xx): the "out of memory" of the rule."""
@@ -80,6 +83,7 @@ class Limiter:
         self._close_sample(None, now)
 
     def _close_sample(self, used: float | None, now: float) -> None:
+        """Judge the sample in progress when it is over."""
         if self._opened_at is None:
             self._opened_at = now
         if now - self._opened_at < SAMPLE_S:

@@ -12,6 +12,7 @@ Rules for editing: no clock here; marks only move forward.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 SHOWN_S = 0.00005
 """Parts below 0.05 ms round to nothing in Server-Timing."""
@@ -81,6 +82,34 @@ class Waterfall:
         return "".join([f", {name};dur={seconds * 1e3:.1f}" for name, seconds in parts if seconds > SHOWN_S])
 
 
+class Finished(Protocol):
+    """What is counted of a finished exchange, and how to get at the whole of its record."""
+
+    @property
+    def pool(self) -> str: ...
+    @property
+    def edge(self) -> str: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def bytes_in(self) -> int: ...
+    @property
+    def bytes_out(self) -> int: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def reused(self) -> bool: ...
+    @property
+    def resumed(self) -> bool: ...
+    @property
+    def wall_s(self) -> float: ...
+    @property
+    def first_byte_s(self) -> float | None: ...
+    def whole(self) -> RequestRecord: ...
+
+
 @dataclass
 class RequestRecord:
     """One finished exchange, for `headrace requests`, the log and the metrics. Holds no query, header or body.
@@ -113,6 +142,9 @@ class RequestRecord:
     first_token: float = -1.0
     last_token: float = -1.0
     usage: dict[str, int] = field(default_factory=dict)
+
+    def whole(self) -> RequestRecord:
+        return self
 
     @property
     def retries(self) -> int:

@@ -35,6 +35,7 @@ TLS_UNKNOWN_S = 0.03
 BELIEF_HALF_LIFE_S = 60.0
 OPTIMISM = 0.9
 MIN_SHARE = 0.1  # of a sample in an average, however soon it follows the one before
+MIN_SHARE_FOR = -math.log2(1 - MIN_SHARE)  # half-lives within which a sample has no more than that
 COST_FLOOR_S = 1e-4  # loopback measures zeros
 
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -61,7 +62,8 @@ class Ewma:
         if self.value is None:
             self.value = sample
         else:
-            share = max(1 - exp2((self.at - now) / self.half_life_s), MIN_SHARE)
+            lives = (now - self.at) / self.half_life_s
+            share = MIN_SHARE if lives <= MIN_SHARE_FOR else 1 - exp2(-lives)
             self.value += share * (sample - self.value)
         self.at = now
 

@@ -132,8 +132,9 @@ class EdgeState:
         if not standing.waiting:
             standing.silent_since = now
         standing.waiting += 1
-        standing.full = not self.limiter.admits(standing.inflight)
-        self.limiter.begun(standing.inflight, now)
+        limiter, inflight = self.limiter, standing.inflight
+        standing.full = inflight >= limiter.limit
+        limiter.begun(inflight, now)
 
     def note_status(self, head: ResponseHead, now: float, ttfb_s: float | None = None) -> None:
         """The final head arrived, `ttfb_s` after the request could leave. Costs, cooling and health hear of it at once:
@@ -163,6 +164,22 @@ class EdgeState:
         if abort is not None:
             self._judge(Outcome(abort=abort, reused=reused), now)
         standing.full = not self.limiter.admits(standing.inflight)
+
+    def served(self, head: ResponseHead, now: float, ttfb_s: float) -> None:
+        """Both note_status and finish, for an answer that came whole in one read on a reused connection."""
+        health = self.health
+        if head.status == 429 or head.status >= 500 or not health.is_spotless or self._may_speak_h3:
+            self.note_status(head, now, ttfb_s)
+            self.finish(None, ttfb_s, now, reused=True)
+            return
+        standing = self.standing
+        standing.silent_since = now
+        standing.inflight = inflight = max(standing.inflight - 1, 0)
+        standing.waiting = min(max(standing.waiting - 1, 0), inflight)
+        self._hears_ttfb = True
+        standing.ttfb.add(ttfb_s, now)
+        self.limiter.answered(ttfb_s, now)
+        standing.full = inflight >= self.limiter.limit
 
     def _measured(self, ttfb_s: float, now: float) -> None:
         self.standing.ttfb.add(ttfb_s, now)

@@ -93,9 +93,18 @@ class PoolState:
         self.priorities = said if said else None
         self._states = tuple(self.edges.values())
         self._standings = [state.standing for state in self._states]
+        self._sole = self._states[0] if len(self._states) == 1 else None
         self._prior_until = 0.0
         for state in self.edges.values():
             state.may_eject = self._may_eject
+
+    def only(self, now: float) -> EdgeState | None:
+        """The one edge of a pool of one while it takes requests and nothing is due: choose() would say the same."""
+        sole = self._sole
+        if sole is None or now - self._looked_at >= LOOK_S:
+            return None
+        standing = sole.standing
+        return None if standing.badness or standing.full or standing.weight <= 0 else sole
 
     def choose(self, now: float, key: bytes = b"") -> list[str]:
         """Candidates, best first. Empty when nobody is usable and the pool rejects then, or when all are full: see shed()."""

@@ -106,7 +106,7 @@ def _read_answer(raw: bytes, *, loopback: bool) -> KnownAnswer | None:
 class Known:
     """A head of a client's connection that was judged and routed, for all heads of its shape on this connection."""
 
-    __slots__ = ("_sent", "head", "lane", "loopback", "method", "origin", "path", "pool", "shape", "target")
+    __slots__ = ("_sent", "head", "lane", "loopback", "origin", "pool", "pool_name", "shape", "target")
 
     def __init__(
         self, shape: Shape, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes
@@ -117,9 +117,8 @@ class Known:
         self.lane = lane
         self.pool = pool
         self.target = target
+        self.pool_name = pool.config.name
         self.loopback = is_loopback(host_of(head.authority))
-        self.method = head.method.decode("latin-1")
-        self.path = head.target.split(b"?", 1)[0].decode("latin-1")
         self._sent: dict[str, tuple[Place, bytes, bytes]] = {}
 
     def for_edge(self, edge: EdgeState) -> tuple[Place, bytes, bytes]:
@@ -154,6 +153,65 @@ def known_request(
     except ValueError:
         return None
     return known
+
+
+class KnownRecord:
+    """What is counted of a request that went the short way; `whole` works out the rest, for those few that people read."""
+
+    __slots__ = (
+        "_known",
+        "_number",
+        "bytes_in",
+        "bytes_out",
+        "edge",
+        "first_byte_s",
+        "pool",
+        "resumed",
+        "start",
+        "status",
+        "wall_s",
+    )
+
+    outcome = "ok"
+    attempts = 1
+    reused = True
+
+    def __init__(self, known: Known, number: int, edge: str, start: float, wall_s: float) -> None:
+        self._known = known
+        self._number = number
+        self.pool = known.pool_name
+        self.edge = edge
+        self.start = start
+        self.wall_s = wall_s
+        self.first_byte_s: float | None = wall_s
+        self.status = self.bytes_in = self.bytes_out = 0
+        self.resumed = False
+
+    def whole(self) -> RequestRecord:
+        """The record that the ordinary way would have made."""
+        head, origin, relay = self._known.head, self._known.origin, self._known.lane.relay
+        fall = Waterfall(self.start)
+        fall.opened = fall.sent = self.start
+        fall.head = fall.ended = self.start + self.wall_s
+        if self.first_byte_s is not None:
+            fall.first = fall.head
+        return RequestRecord(
+            relay.id_of(self._number).decode(),
+            self.start + relay.epoch,
+            head.method.decode("latin-1"),
+            host_of(head.authority),
+            head.target.split(b"?", 1)[0].decode("latin-1"),
+            self.pool,
+            fall,
+            self.edge,
+            origin.version,
+            "h1",
+            self.status,
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+            reused=True,
+            resumed=self.resumed,
+        )
 
 
 class Front(Protocol):
@@ -197,10 +255,14 @@ class Express:
         if not lane.is_open or len(message) - body_at > relay.max_body_bytes:
             return False
         now = relay.clock()
-        candidates = pool.choose(now, known.origin.peer.encode() if pool.config.strategy == "hash" else b"")
-        if not candidates:
-            return False
-        edge = pool.edges[candidates[0]]
+        edge = pool.only(now)
+        if edge is None:
+            candidates = pool.choose(now, known.origin.peer.encode() if pool.config.strategy == "hash" else b"")
+            if not candidates:
+                return False
+            edge = pool.edges[candidates[0]]
+        else:
+            candidates = [edge.id]
         held = edge.connections.borrow()
         if held is None:
             return False
@@ -248,35 +310,20 @@ class Express:
         self._over(answer, now)
 
     def _over(self, answer: KnownAnswer, now: float) -> None:
-        known, edge, held, start = self._known, self._edge, self._held, self._start
-        relay, waited_s = known.lane.relay, now - start
-        edge.note_status(answer.head, now, ttfb_s=waited_s)
-        edge.finish(None, waited_s, now, reused=True)
+        known, edge, held, wall_s = self._known, self._edge, self._held, now - self._start
+        relay = known.lane.relay
+        edge.served(answer.head, now, wall_s)
         relay.exchanges.discard(self)
-        fall = Waterfall(start)
-        fall.opened = fall.sent = start
-        fall.head = fall.ended = now
-        if answer.length:
-            fall.first = now
-        record = RequestRecord(
-            relay.id_of(self._number).decode(),
-            start + relay.epoch,
-            known.method,
-            host_of(known.head.authority),
-            known.path,
-            known.pool.config.name,
-            fall,
-            edge.id,
-            known.origin.version,
-            "h1",
-            answer.head.status,
-            bytes_in=len(self._message) - self._body_at,
-            bytes_out=answer.length,
-            reused=True,
-            resumed=held.marks.resumed,
-        )
+        if held.connection.restore(answer.idle_hint_s):  # type: ignore[attr-defined]
+            edge.connections.give_back(held)
+        record = KnownRecord(known, self._number, edge.id, self._start, wall_s)
+        record.status = answer.head.status
+        record.bytes_in = len(self._message) - self._body_at
+        record.bytes_out = answer.length
+        if not answer.length:
+            record.first_byte_s = None
+        record.resumed = held.marks.resumed
         self._message = b""
-        held.connection.restore(answer.idle_hint_s)  # type: ignore[attr-defined]
         relay.record(record)
 
     def take_eof(self) -> bool:

@@ -28,7 +28,7 @@ from proxy.io.relay import Relay
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.messages import Leg, RequestHead, ResponseHead
 from proxy.routing import SAFE, Refusal, Route, RouteTable, host_of
-from proxy.waterfall import RequestRecord
+from proxy.waterfall import Finished
 
 if TYPE_CHECKING:
     from proxy.io.edges import EdgeSet
@@ -48,7 +48,7 @@ class Gateway:
         resolver: ResolverService,
         doh: DohService | None,
         clock: Callable[[], float],
-        record: Callable[[RequestRecord], None],
+        record: Callable[[Finished], None],
     ) -> None:
         self.limits = Limits()
         self.relay = Relay(clock=clock, record=record)

@@ -90,6 +90,7 @@ class H1ServerConnection(asyncio.Protocol):
         self._lingered = 0
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
     # ---------------------------------------------------------------- the transport's side
 
@@ -411,12 +412,13 @@ class H1ServerConnection(asyncio.Protocol):
     # ---------------------------------------------------------------- time
 
     def _set_deadline(self, seconds: float) -> None:
-        self._deadline = self._loop.time() + seconds
+        self._deadline = deadline = self._loop.time() + seconds
         # An armed timer that fires too late for the new deadline is replaced; an early one just looks again.
-        if self._timer is None or self._timer.when() > self._deadline + 0.5:
+        if self._timer is None or self._timer_at > deadline + 0.5:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -424,6 +426,7 @@ class H1ServerConnection(asyncio.Protocol):
         if self._phase is Phase.CLOSED or self._deadline == float("inf"):
             return
         if now + 0.001 < self._deadline:
+            self._timer_at = self._deadline
             self._timer = self._loop.call_at(self._deadline, self._on_timer)
         elif self._phase is Phase.HEAD and self._buffer:
             self._refuse(HeadError(f"no whole head within {self.limits.header_timeout_s:g} s", 408))

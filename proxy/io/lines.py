@@ -34,6 +34,10 @@ class Lines:
     def __len__(self) -> int:
         return sum(map(len, self._lines))
 
+    def __bool__(self) -> bool:
+        first, second, third = self._lines
+        return bool(first or second or third)
+
     def size(self, line: int) -> int:
         return len(self._lines[line])
 

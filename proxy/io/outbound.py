@@ -127,10 +127,10 @@ class EdgeConnections:
     def borrow(self) -> Held | None:
         """A warm HTTP/1.1 connection for whoever can do without an opening, given out as `open` would; None: no such one,
         or a shared one should be taken."""
-        if self._shared or not self._idle or len(self._lines):
+        if self._shared or not self._idle or self._lines:
             return None
-        held = self._warm(b"")
-        if held is None:
+        held = self._idle.pop()
+        if held.connection.room <= 0:
             return None
         held.used = True
         held.idle_since = None
@@ -139,6 +139,17 @@ class EdgeConnections:
         if self._on_leg is not None:
             self._on_leg(held.marks)
         return held
+
+    def give_back(self, held: Held) -> None:
+        """A borrowed connection has room again."""
+        if self._retired or not held.remembered or self._lines or len(self._idle) >= self.limits.idle:
+            self._changed(held)
+            return
+        held.idle_since = self._loop.time()
+        self._busy.discard(held)
+        self._idle.append(held)
+        if self._idle_timer is None:
+            self._watch_idle()
 
     def cancel(self, opening: Opening) -> None:
         """`opening` does not wait any more and hears nothing. A dial that was for it completes into the pool."""

@@ -81,15 +81,16 @@ class H1EdgeConnection(asyncio.Protocol):
         self.room = 0
         self.wire.write(request)
 
-    def restore(self, idle_hint_s: float) -> None:
-        """The answer of the lent connection was whole, and another request may follow."""
-        self.idle_hint_s = idle_hint_s or self.idle_hint_s
+    def restore(self, idle_hint_s: float) -> bool:
+        """The answer of the lent connection was whole; whether another request may follow, of which nobody is told."""
+        if idle_hint_s:
+            self.idle_hint_s = idle_hint_s
         self._leg = None
         if self._retired or self.closed:
             self._shut()
-        else:
-            self.room = 1
-            self.on_change()
+            return False
+        self.room = 1
+        return True
 
     def unfold(self, method: bytes) -> H1EdgeLeg:
         """An ordinary leg in the place of whoever borrowed the connection: the request was sent, nothing came yet."""

@@ -34,7 +34,7 @@ from proxy.io.switched import Switched
 from proxy.messages import NOBODY, Abort, Cause, Fields, Leg, Party, RequestHead, ResponseHead, Stage
 from proxy.routing import host_of, is_loopback
 from proxy.sse import Observer
-from proxy.waterfall import RequestRecord, Waterfall
+from proxy.waterfall import Finished, RequestRecord, Waterfall
 
 TICK_S = 0.25
 NEVER = float("inf")
@@ -57,7 +57,7 @@ class Living(Protocol):
 class Relay:
     """What all exchanges share: clock, bounds, the set of living exchanges, and where records go."""
 
-    def __init__(self, *, clock: Callable[[], float], record: Callable[[RequestRecord], None]) -> None:
+    def __init__(self, *, clock: Callable[[], float], record: Callable[[Finished], None]) -> None:
         self.clock = clock
         self.record = record
         self.now = clock()  # the time of the last tick: good enough for deadlines

@@ -59,7 +59,7 @@ class Ports:
 @asynccontextmanager
 async def gateway_before(seen: Seen, ca: ThrowAwayCa, records: list[RequestRecord]) -> AsyncIterator[Ports]:
     edges = EdgeSet(resolver=NoResolver(), clock=now, rng=random.Random(3))  # type: ignore[arg-type]
-    gateway = Gateway(edges=edges, resolver=None, doh=None, clock=now, record=records.append)  # type: ignore[arg-type]
+    gateway = Gateway(edges=edges, resolver=None, doh=None, clock=now, record=lambda one: records.append(one.whole()))  # type: ignore[arg-type]
     edge = Edge("o", "http", "localhost", seen.port, addresses=("127.0.0.1",), max_active=1000)
     pool = Pool("o", (edge,), hosts=(HOST.decode(),), keep_warm=0, timeouts=Timeouts(first_byte_s=5, idle_s=5))
     gateway.apply(Config(state_dir=Path("/nonexistent"), pools=(pool,)))

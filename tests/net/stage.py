@@ -153,7 +153,9 @@ async def gateway_for(edges: list[Edge], ca: ThrowAwayCa, *, ipv6: bool) -> Asyn
         for edge in edges
     )
     records: list[RequestRecord] = []
-    gateway = Gateway(edges=edge_set, resolver=None, doh=None, clock=now, record=records.append)  # type: ignore[arg-type]
+    gateway = Gateway(
+        edges=edge_set, resolver=None, doh=None, clock=now, record=lambda one: records.append(one.whole())
+    )  # type: ignore[arg-type]
     gateway.apply(Config(state_dir=Path("/nonexistent"), pools=pools))
     edge_set.apply(pools)
     listeners = {version: await listen(version, 0, gateway, ca) for version in VERSIONS}

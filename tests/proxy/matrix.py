@@ -136,7 +136,9 @@ async def matrix(
         origin_ports = await _listen_all(origin, ca, stack)
         edges = EdgeSet(resolver=NoResolver(), clock=now, rng=random.Random(7))
         records: list[RequestRecord] = []
-        gateway = Gateway(edges=edges, resolver=None, doh=None, clock=now, record=records.append)  # type: ignore[arg-type]
+        gateway = Gateway(
+            edges=edges, resolver=None, doh=None, clock=now, record=lambda one: records.append(one.whole())
+        )  # type: ignore[arg-type]
         pools = tuple(_pool(version, origin_ports[version], ca, timeouts or Timeouts()) for version in VERSIONS)
         whole = Config(state_dir=Path("/nonexistent"), pools=pools, proxy=proxy or Proxy())
         gateway.apply(whole)

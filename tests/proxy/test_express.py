@@ -27,7 +27,7 @@ from proxy.io.edges import EdgeSet
 from proxy.io.gateway import Gateway
 from proxy.io.inbound_tcp import listen_tcp
 from proxy.messages import RequestHead
-from proxy.waterfall import RequestRecord
+from proxy.waterfall import Finished, RequestRecord
 from resolver.io.clock import now
 
 ASK = (
@@ -45,7 +45,7 @@ def ask(body: bytes = ASKED, host: bytes = b"pool.localhost") -> bytes:
 class Stage:
     """A client, a gateway and an origin; the origin is answered by hand."""
 
-    def __init__(self, gateway: Gateway, edges: EdgeSet, records: list[RequestRecord], pool: Pool) -> None:
+    def __init__(self, gateway: Gateway, edges: EdgeSet, records: list[Finished], pool: Pool) -> None:
         self.gateway, self.edges, self.records, self.pool = gateway, edges, records, pool
         self.at_origin: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self.accepted = asyncio.Event()
@@ -127,7 +127,7 @@ class Unknowing(Gateway):
 
 @asynccontextmanager
 async def stage(*, short: bool, timeouts: Timeouts | None = None) -> AsyncIterator[Stage]:
-    records: list[RequestRecord] = []
+    records: list[Finished] = []
     edges = EdgeSet(resolver=NoResolver(), clock=now, rng=random.Random(3))
     made_by = Gateway if short else Unknowing
     gateway = made_by(edges=edges, resolver=None, doh=None, clock=now, record=records.append)  # type: ignore[arg-type]
@@ -529,7 +529,7 @@ def told(s: Stage) -> Told:
         return {k: v for k, v in vars(record).items() if k not in ("id", "started_at", "fall")}
 
     inflight = s.edges.pool("p").edges["e"].standing.inflight
-    records = sorted((fields(r) for r in s.records), key=repr)
+    records = sorted((fields(r.whole()) for r in s.records), key=repr)
     return Told(plain(s.heard), plain(s.asked), records, inflight, s.gateway.active)
 
 
@@ -555,9 +555,10 @@ async def test_a_record_has_its_marks_in_order() -> None:
         await s.warm()
         began = now()
         await s.exchange()
-        fall = s.records[0].fall
+        record = s.records[0].whole()
+        fall = record.fall
         assert began <= fall.start == fall.opened == fall.sent <= fall.head == fall.first == fall.ended <= now()
-        assert sum(s.records[0].parts.values()) == pytest.approx(s.records[0].wall_s)
+        assert sum(record.parts.values()) == pytest.approx(record.wall_s)
         assert s.gateway.lane.taken == 1
 
 
