@@ -29,6 +29,7 @@ from config.load import ConfigError, Loaded, find_file, load
 from config.model import Config, Resolver
 from headrace import exits, logs, state
 from headrace.admin import AdminApp, AdminServer
+from headrace.allocator import keep_blocks
 from headrace.identity import Certificate, OwnIdentity
 from headrace.imports import SOON, load_beside
 from headrace.links import LOOK_S, LinkWatch
@@ -198,6 +199,7 @@ class Daemon:
         gc.freeze()
         gc.enable()
         gc.set_threshold(20_000, 20, 50)
+        keep_blocks()
         self.notifier.ready(f"{len(self.listeners.addresses)} listeners, {len(self.config.pools)} pools")
 
     async def _drain(self) -> None:

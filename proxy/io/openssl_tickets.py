@@ -100,9 +100,9 @@ class TicketCallback:
         # An SSL_CTX keeps the bare pointer and may outlive its Python object inside a connection.
         _NEVER_FREED.append(self.pointer)
 
-    def _on_ticket(self, _ssl: int, name: object, iv: object, cipher: int, mac: int, seal: int) -> int:
+    def _on_ticket(self, connection: int, name: object, iv: object, cipher: int, mac: int, seal: int) -> int:
         try:
-            return self._seal(name, iv, cipher, mac) if seal else self._open(name, iv, cipher, mac)
+            return self._seal(name, iv, cipher, mac) if seal else self._open(connection, name, iv, cipher, mac)
         except BaseException:  # noqa: BLE001 - ctypes would print it and answer 0, which TLS 1.3 cannot seal with
             self.counts.failed += 1
             return FAILED if seal else UNKNOWN
@@ -118,7 +118,7 @@ class TicketCallback:
         self.counts.issued += 1
         return OPENED
 
-    def _open(self, name: object, iv: object, cipher: int, mac: int) -> int:
+    def _open(self, connection: int, name: object, iv: object, cipher: int, mac: int) -> int:
         wanted = ctypes.string_at(name, NAME_BYTES)  # type: ignore[arg-type]
         at = self._find(wanted)
         if at < 0 and self._on_missing():
@@ -130,7 +130,9 @@ class TicketCallback:
         if not self._openssl.key_cipher(cipher, mac, self.keys[at], nonce, seal=False):
             return UNKNOWN
         self.counts.opened += 1
-        return OPENED if at == 0 else OPENED_RENEW
+        # A client of TLS 1.3 shows a ticket once (RFC 8446 C.4), so it needs another one even under the same key: without
+        # it every second connection of a browser would be a full handshake. OpenSSL's own tickets are renewed so, too.
+        return OPENED if at == 0 and not self._openssl.is_tls_1_3(connection) else OPENED_RENEW
 
     def _find(self, name: bytes) -> int:
         for at, key in enumerate(self.keys):
@@ -154,6 +156,8 @@ class OpenSsl:
         self._seal_init = _bound(library, "EVP_EncryptInit_ex", integer, address, address, address, address, address)
         self._open_init = _bound(library, "EVP_DecryptInit_ex", integer, address, address, address, address, address)
         self._set_params = _bound(library, "EVP_MAC_CTX_set_params", integer, address, address)
+        self._version_of = _bound(library, "SSL_version", integer, address)
+        self._set_suites = _bound(library, "SSL_CTX_set_ciphersuites", integer, address, ctypes.c_char_p)
         version = _bound(library, "OpenSSL_version_num", ctypes.c_ulong)
         self._aes_256_cbc = _bound(library, "EVP_aes_256_cbc", address)()
         if version() != ssl.OPENSSL_VERSION_NUMBER:
@@ -166,6 +170,15 @@ class OpenSsl:
         if self._set_callback(pointer, callback.pointer) != 1:
             raise Unreachable("SSL_CTX_set_tlsext_ticket_key_evp_cb refused the callback")
         self._set_timeout(pointer, int(lifetime_s))
+
+    def prefer(self, context: ssl.SSLContext, suites: str) -> None:
+        """Offer these suites of TLS 1.3, best first; Python has no word for them before 3.15."""
+        if self._set_suites(self._pointer(context), suites.encode()) != 1:
+            raise Unreachable(f"SSL_CTX_set_ciphersuites refused {suites}")
+
+    def is_tls_1_3(self, connection: int) -> bool:
+        """Of an SSL pointer, as the callback gets it."""
+        return self._version_of(connection) >= ssl.TLSVersion.TLSv1_3
 
     def set_lifetime(self, context: ssl.SSLContext, lifetime_s: float) -> None:
         """For tickets issued from now on."""

@@ -378,6 +378,35 @@ def test_exception_in_the_callback_is_a_full_handshake(cert: str, client: ssl.SS
     assert shake(context, client, session).resumed
 
 
+def test_resumed_client_gets_another_ticket_under_the_same_key(cert: str, client: ssl.SSLContext) -> None:
+    ring = TicketRing(RULES, state_dir=None)
+    context = server(cert, ring)
+    shown = set()
+    shaken = shake(context, client)
+    for _ in range(4):
+        shown.add(shaken.session.id)
+        shaken = shake(context, client, shaken.session)
+        assert shaken.resumed
+    assert len(shown) == 4, "RFC 8446 C.4: a ticket is shown once, so each handshake must bring a new one"
+    assert ring.snapshot().issued == 5
+    assert ring.snapshot().missed == 0
+
+
+def test_older_tls_keeps_its_ticket_until_the_key_turns(cert: str, client: ssl.SSLContext) -> None:
+    ring = TicketRing(RULES, state_dir=None)
+    context = TlsIdentity(cert, cert, ring=ring, min_version="1.2").context([])
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    session = shake(context, client).session
+    assert shake(context, client, session).resumed
+    assert ring.snapshot().issued == 1
+
+
+def test_suite_that_costs_least_is_chosen_first(cert: str, client: ssl.SSLContext) -> None:
+    suite = shake(server(cert, TicketRing(RULES, state_dir=None)), client).client.cipher()
+    assert suite is not None
+    assert suite[0] == "TLS_AES_128_GCM_SHA256"
+
+
 # ---------------------------------------------------------------------------------------------- certificates
 
 
