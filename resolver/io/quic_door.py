@@ -35,6 +35,10 @@ from aioquic.quic.packet import (
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 
+from resolver.io.quic_enums import look_up_by_identity
+
+look_up_by_identity()
+
 logger = logging.getLogger("headrace.resolver")
 
 DRAIN = 64  # datagrams a wake-up: the loop's other sockets get their turn after about 5 ms of work

@@ -54,6 +54,18 @@ def test_a_private_method_we_override_or_call_is_as_we_know_it(owner: Any, name:
     assert list(inspect.signature(getattr(owner, name)).parameters) == arguments
 
 
+@pytest.mark.parametrize("kind", [tls.Epoch, stock.QuicConnectionState])
+def test_members_that_a_datagram_is_looked_up_by_are_hashed_by_the_interpreter(kind: type) -> None:
+    assert kind.__hash__ is object.__hash__
+    assert all({member: member.name}[member] == member.name for member in kind)
+
+
+def test_the_ends_of_a_connection_are_still_found_among_them() -> None:
+    states = stock.QuicConnectionState
+    ends = {state for state in states if state in stock.END_STATES}
+    assert ends == {states.CLOSING, states.DRAINING, states.TERMINATED}
+
+
 def test_private_attributes_are_where_we_look_for_them() -> None:
     quic = client()
     for name in (
