@@ -8,14 +8,18 @@ once, since a busy machine delays any one try and a slow program delays them all
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
+
+import pytest
 
 T = TypeVar("T")
 
 HANG_S = 40.0
 """Longer than anything here takes on any machine, shorter than the limit of a whole test."""
+TRIES = 5
 
 
 def no_hang() -> asyncio.Timeout:
@@ -35,7 +39,7 @@ async def eventually(condition: Callable[[], object], timeout_s: float = HANG_S)
             await asyncio.sleep(0.005)
 
 
-async def promptly(limit_s: float, act: Callable[[], Awaitable[T]], tries: int = 8) -> T:
+async def promptly(limit_s: float, act: Callable[[], Awaitable[T]], tries: int = TRIES) -> T:
     """What `act` gives in the first of several tries that keeps the limit; AssertionError when none does."""
     took = []
     for _ in range(tries):
@@ -45,3 +49,25 @@ async def promptly(limit_s: float, act: Callable[[], Awaitable[T]], tries: int =
         if took[-1] < limit_s:
             return found
     raise AssertionError(f"never under {limit_s} s: {', '.join(f'{each:.3f}' for each in took)}")
+
+
+def timed(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Marks a test whose subject is a time of the program's own (patience, a hedge, an idle limit) beside real peers.
+
+    It runs alone, after the others. A machine that stops for as long as that time makes any one try meaningless, so it
+    may be tried again; what is wrong in the program is wrong in each try.
+    """
+
+    @functools.wraps(test)
+    async def several(*args: Any, **kw: Any) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                await test(*args, **kw)
+            except Exception as failure:
+                if not left:
+                    raise
+                print(f"tried again after {failure!r}")
+            else:
+                return
+
+    return cast(Callable[..., Awaitable[None]], pytest.mark.alone(several))

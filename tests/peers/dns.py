@@ -116,10 +116,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.peer.connections.append(self)
-        self._rest()
 
     def data_received(self, data: bytes) -> None:
-        self._rest()
+        self._stir()
         if self.resets_next:
             self.reset()
             return
@@ -138,6 +137,7 @@ class Connection(asyncio.Protocol):
 
     def answer(self, ask: Ask, wire: bytes) -> None:
         self.write(struct.pack("!H", len(wire)) + wire)
+        self._rest()
 
     def write(self, octets: bytes) -> None:
         if not self.frozen and self.open:
@@ -152,8 +152,12 @@ class Connection(asyncio.Protocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
+    def _stir(self) -> None:
+        if self._idle is not None:
+            self._rest()
+
     def _rest(self) -> None:
-        """Hang up when nothing comes for `idle_s`: by turns a clean close and a reset."""
+        """Hang up when nothing comes for `idle_s`, once something was answered: by turns a clean close and a reset."""
         if self._idle is not None:
             self._idle.cancel()
         if self.peer.idle_s:
@@ -179,7 +183,7 @@ class H2Connection(Connection):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        self._rest()
+        self._stir()
         if self.resets_next:
             self.reset()
             return
@@ -205,6 +209,7 @@ class H2Connection(Connection):
         self.h2.send_headers(ask.stream_id, [(":status", str(status)), *fields])
         self.h2.send_data(ask.stream_id, body, end_stream=True)
         self.flush()
+        self._rest()
 
     def reset_stream(self, ask: Ask, code: int) -> None:
         self.h2.reset_stream(ask.stream_id, code)

@@ -18,7 +18,9 @@ import pytest
 from config.model import DnsUpstream, Resolver, Zone
 from resolver.errors import UpstreamsFailed
 from resolver.io.clock import now
-from resolver.io.upstream_set import Reply, UpstreamSet
+from resolver.io.run import Reply
+from resolver.io.upstream_set import UpstreamSet
+from tests.patience import eventually, no_hang, timed
 from tests.peers.authority import Authority
 from tests.peers.dns import HOST, Ask, H2Connection, Peer
 
@@ -46,18 +48,12 @@ async def asking(*peers: Peer | DnsUpstream, **kw: Any) -> AsyncIterator[Upstrea
         await made.close()
 
 
-async def ask(of: UpstreamSet, name: str, rdtype: str = "A", within_s: float = 2.0, **kw: Any) -> Reply:
+async def ask(of: UpstreamSet, name: str, rdtype: str = "A", within_s: float = 20.0, **kw: Any) -> Reply:
     return await of.ask(query(name, rdtype, **kw), zone=None, deadline=now() + within_s)
 
 
 def addresses(reply: Reply) -> list[str]:
     return [r.to_text() for rrset in dns.message.from_wire(reply.wire).answer for r in rrset]
-
-
-async def until(met: Callable[[], bool], limit_s: float = 3.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not met():
-            await asyncio.sleep(0.005)
 
 
 # --- the plain case --------------------------------------------------------------------------------------------------
@@ -67,7 +63,7 @@ async def until(met: Callable[[], bool], limit_s: float = 3.0) -> None:
 async def test_an_answer_comes_back_with_the_callers_id_and_letters(kind: str, authority: Authority) -> None:
     async with Peer(good, kind, authority) as peer, asking(peer) as of:
         asked = query("WwW.Plain.Test", id=77)
-        reply = await of.ask(asked, zone=None, deadline=now() + 2)
+        reply = await of.ask(asked, zone=None, deadline=now() + 20)
         message = dns.message.from_wire(reply.wire)
         assert (message.id, str(message.question[0].name)) == (77, "WwW.Plain.Test.")
         assert addresses(reply) == ["192.0.2.1"] and reply.upstream == peer.upstream.url
@@ -75,6 +71,7 @@ async def test_an_answer_comes_back_with_the_callers_id_and_letters(kind: str, a
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@timed
 async def test_a_hundred_questions_share_one_connection_and_a_slow_one_holds_nobody(
     kind: str, authority: Authority
 ) -> None:
@@ -89,7 +86,7 @@ async def test_a_hundred_questions_share_one_connection_and_a_slow_one_holds_nob
         await ask(of, "warm.test")
         began = asyncio.get_running_loop().time()
         slow = asyncio.ensure_future(ask(of, "slow.test", id=5))
-        async with asyncio.timeout(1.5):
+        async with no_hang():
             await asyncio.gather(*(ask(of, f"q{i}.test", id=5) for i in range(99)))
         assert not slow.done()
         release.set()
@@ -166,6 +163,7 @@ def forge(kind: str, a: Ask) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["id", "qr", "name", "type", "case", "cut"])
+@timed
 async def test_a_forged_datagram_neither_answers_nor_ends_the_wait(kind: str) -> None:
     async def script(a: Ask) -> None:
         if a.over_udp:
@@ -217,7 +215,8 @@ async def test_a_lower_case_peer_without_tcp_still_answers() -> None:
         peer._server.close()
         async with asking(peer) as of:
             assert addresses(await ask(of, "lowercase.test")) == ["192.0.2.1"]
-            assert addresses(await ask(of, "lowercase.test", within_s=0.2)) == ["192.0.2.1"]
+            assert addresses(await ask(of, "lowercase.test")) == ["192.0.2.1"]
+            assert len(peer.asks) == 2, "TCP is not tried again"
 
 
 async def test_a_peer_that_cannot_bear_edns_is_asked_without_and_remembered() -> None:
@@ -230,6 +229,7 @@ async def test_a_peer_that_cannot_bear_edns_is_asked_without_and_remembered() ->
         assert [a.message.edns for a in peer.asks] == [0, -1, -1, -1]
 
 
+@timed
 async def test_a_resend_does_not_forget_the_first_send() -> None:
     async def script(a: Ask) -> None:
         if a is peer.asks[0]:
@@ -245,16 +245,19 @@ async def test_a_resend_does_not_forget_the_first_send() -> None:
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@timed
 async def test_an_idle_close_by_the_peer_costs_no_error(kind: str, authority: Authority) -> None:
-    async with Peer(good, kind, authority, idle_s=0.1) as peer, asking(peer) as of:
+    idle_s = 0.4 if kind in ("quic", "h3") else 0.1  # QUIC counts the handshake too
+    async with Peer(good, kind, authority, idle_s=idle_s) as peer, asking(peer) as of:
         for i in range(6):
             assert addresses(await ask(of, f"idle{i}.test")) == ["192.0.2.1"]
-            await until(lambda: not peer.connections[-1].open)
+            await eventually(lambda: not peer.connections[-1].open)
         assert len(peer.asks) == 6 and len(peer.connections) == 6
         assert of.snapshot()[0].failed == 0
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@timed
 async def test_a_close_that_crosses_the_query_costs_one_retry_on_a_fresh_connection(
     kind: str, authority: Authority
 ) -> None:
@@ -262,7 +265,7 @@ async def test_a_close_that_crosses_the_query_costs_one_retry_on_a_fresh_connect
         await ask(of, "warm.test")
         peer.connections[0].resets_next = True
         begin = time.monotonic()
-        assert addresses(await ask(of, "crossed.test", within_s=1.0)) == ["192.0.2.1"]
+        assert addresses(await ask(of, "crossed.test")) == ["192.0.2.1"]
         assert time.monotonic() - begin < 0.4, "moved when the close came, not when the silence was judged"
         assert len(peer.connections) == 2 and len(peer.seen("crossed.test")) == 1
         assert of.snapshot()[0].failed == 0
@@ -281,6 +284,7 @@ async def test_a_peer_that_always_hangs_up_is_not_asked_for_ever(kind: str, auth
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@timed
 async def test_a_connection_that_died_silently_is_found_though_new_queries_are_written(
     kind: str, authority: Authority
 ) -> None:
@@ -333,6 +337,7 @@ async def test_answers_in_pieces_and_glued_together_are_read_right() -> None:
         assert len(peer.connections) == 1
 
 
+@timed
 async def test_the_idle_limit_named_by_the_peer_is_kept() -> None:
     async def script(a: Ask) -> None:
         reply = a.reply(GOOD)
@@ -342,7 +347,7 @@ async def test_the_idle_limit_named_by_the_peer_is_kept() -> None:
     async with Peer(script, "tcp") as peer, asking(peer) as of:
         await ask(of, "keepalive.test")
         begin = time.monotonic()
-        await until(lambda: not peer.connections[0].open)
+        await eventually(lambda: not peer.connections[0].open)
         assert 0.2 < time.monotonic() - begin < 0.8
         assert [o.otype for o in peer.asks[0].message.options] == [11]
 
@@ -391,11 +396,11 @@ async def test_a_doh_lie_is_never_an_answer_and_the_next_upstream_is_asked_at_on
 
     async with Peer(script, kind, authority) as liar, Peer(good, kind, authority) as honest:
         async with asking(liar, honest) as of:
-            reply = await ask(of, "lied.test", within_s=1.0)
+            reply = await ask(of, "lied.test")
             assert addresses(reply) == ["192.0.2.1"] and reply.upstream == honest.upstream.url
         async with asking(liar) as of:
             with pytest.raises(UpstreamsFailed) as failed:
-                await ask(of, "lied.test", within_s=1.0)
+                await ask(of, "lied.test")
             assert failed.value.causes[0][1]
 
 
@@ -452,7 +457,7 @@ async def test_a_refused_stream_moves_to_a_fresh_connection(kind: str, refused: 
             a.answer(a.reply(GOOD))
 
     async with Peer(script, kind, authority) as peer, asking(peer) as of:
-        assert addresses(await ask(of, "refused.test", within_s=1.0)) == ["192.0.2.1"]
+        assert addresses(await ask(of, "refused.test")) == ["192.0.2.1"]
         assert len(peer.connections) == 2
 
 
@@ -505,8 +510,8 @@ async def test_a_doq_reply_that_breaks_the_rules_ends_the_connection_with_protoc
 
     async with Peer(script, "quic", authority) as peer, asking(peer) as of:
         await ask(of, "warm.test")
-        assert addresses(await ask(of, "broken.test", within_s=1.0)) == ["192.0.2.1"]
-        await until(lambda: peer.connections[0].close_code >= 0)
+        assert addresses(await ask(of, "broken.test")) == ["192.0.2.1"]
+        await eventually(lambda: peer.connections[0].close_code >= 0)
         assert peer.connections[0].close_code == 2
 
 
@@ -528,7 +533,7 @@ async def test_the_second_connection_to_an_upstream_is_resumed(kind: str, author
         for i in range(2):
             await ask(of, f"resumed{i}.test")
             of.network_changed()
-        await until(lambda: len(peer.connections) == 2)
+        await eventually(lambda: len(peer.connections) == 2)
         last = peer.connections[-1]
         tls = last.transport.get_extra_info("ssl_object") if kind in ("tls", "https") else None
         assert tls.session_reused if tls else last.resumed
@@ -544,7 +549,7 @@ async def test_servfail_and_refused_ask_the_next_upstream(kind: str, rcode: str,
         a.answer(a.reply(rcode=rcode))
 
     async with Peer(script, kind, authority) as bad, Peer(good, kind, authority) as fine, asking(bad, fine) as of:
-        assert addresses(await ask(of, "next.test", within_s=1.0)) == ["192.0.2.1"]
+        assert addresses(await ask(of, "next.test")) == ["192.0.2.1"]
 
 
 async def test_nxdomain_is_an_answer_and_asks_nobody_else() -> None:
@@ -588,6 +593,7 @@ async def test_a_missing_ca_file_is_this_upstreams_failure_alone(authority: Auth
             assert (await ask(of, "ca.test")).upstream == other.upstream.url
 
 
+@timed
 async def test_a_silent_first_upstream_is_hedged_and_later_asked_last() -> None:
     async with Peer(good) as silent, Peer(good) as second:
         silent.dark = True
@@ -604,7 +610,7 @@ async def test_a_zone_asks_its_own_upstreams_only() -> None:
     async with Peer(good) as public, Peer(good) as internal:
         zone = Zone("corp.test", (internal.upstream,))
         async with asking(public, zones=(zone,)) as of:
-            reply = await of.ask(query("a.corp.test"), zone=zone, deadline=now() + 2)
+            reply = await of.ask(query("a.corp.test"), zone=zone, deadline=now() + 20)
             assert reply.upstream == internal.upstream.url and not public.asks
 
 
@@ -614,6 +620,7 @@ async def test_nobody_to_ask_is_said_at_once() -> None:
             await ask(of, "nobody.test")
 
 
+@timed
 async def test_silence_ends_at_the_deadline_with_the_time_waited() -> None:
     async with Peer(good) as peer:
         peer.dark = True
@@ -697,19 +704,20 @@ async def test_a_question_in_flight_survives_the_removal_of_its_upstream(authori
 
     async with Peer(script, "tls", authority) as old, Peer(good) as new, asking(old) as of:
         asked = asyncio.ensure_future(ask(of, "flight.test"))
-        await until(lambda: bool(old.asks))
+        await eventually(lambda: bool(old.asks))
         of.reconfigure(Resolver(upstreams=(new.upstream,), bootstrap=()))
         release.set()
         assert addresses(await asked) == ["192.0.2.1"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@timed
 async def test_after_a_network_change_what_is_in_flight_moves(kind: str, authority: Authority) -> None:
     async with Peer(good, kind, authority) as peer, asking(peer) as of:
         await ask(of, "warm.test")
         peer.dark = True
         asked = asyncio.ensure_future(ask(of, "moved.test"))
-        await until(lambda: bool(peer.seen("moved.test")))
+        await eventually(lambda: bool(peer.seen("moved.test")))
         peer.dark = False
         begin = time.monotonic()
         of.network_changed()
@@ -726,7 +734,7 @@ async def test_a_cancelled_question_leaves_the_others_alone(authority: Authority
 
     async with Peer(script, "tls", authority) as peer, asking(peer) as of:
         leaver, stayer = (asyncio.ensure_future(ask(of, f"{n}.test")) for n in ("leaver", "stayer"))
-        await until(lambda: len(peer.asks) == 2)
+        await eventually(lambda: len(peer.asks) == 2)
         leaver.cancel()
         release.set()
         assert addresses(await stayer) == ["192.0.2.1"]
