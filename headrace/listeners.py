@@ -61,7 +61,7 @@ class Door:
         # The rim's call goes straight to the gateway: a door costs a request nothing.
         self.on_request: Callable[[Leg, RequestHead, Origin], None] = gateway.on_request
         self.shortcut: Callable[[RequestHead, Origin], Find | None] = gateway.shortcut
-        self.known: Callable[[bytes, RequestHead, Origin], Known | None] = gateway.known
+        self.known: Callable[[RequestHead, Origin], Known | None] = gateway.known
 
     @property
     def limits(self) -> Limits:

@@ -9,16 +9,37 @@ effect), so it needs neither to be read nor to be judged again: two comparisons 
 
 Rules for editing: 1. pure; 2. only heads that the reader took without complaint become a shape; 3. a message that is not
 whole, or followed by anything, is nobody's: the ordinary way takes it.
+
+Of h2 and h3, whose heads come compressed, the decoded fields are compared instead.
 """
 
 from __future__ import annotations
 
 import re
 
+from proxy.messages import RequestHead
+
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(0|[1-9][0-9]{0,14})\r\n", re.IGNORECASE)
 ANY_LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:", re.IGNORECASE)
 MAX_BYTES = 4096
 """Longer heads are read each time: a shape is kept for as long as its connection."""
+
+
+def are_alike(one: RequestHead, other: RequestHead) -> bool:
+    """Whether two decoded heads differ in nothing but how long their bodies are, which both say.
+
+    What has a protocol, an Expect, or a body that says its own end is like nothing else.
+    """
+    if one.target != other.target or one.method != other.method or one.authority != other.authority:
+        return False
+    if other.length is None or other.protocol or other.expect_continue or one.scheme != other.scheme:
+        return False
+    if one.fields == other.fields:
+        return one.length == other.length
+    return len(one.fields) == len(other.fields) and all(
+        mine == its or (mine[0] == its[0] == b"content-length")
+        for mine, its in zip(one.fields, other.fields, strict=True)
+    )
 
 
 class Shape:

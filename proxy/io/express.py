@@ -5,7 +5,7 @@ pool, fields for the edge) holds for every head of the same shape until the conf
 edge's answer head becomes. So a whole known request goes out in one write, and a whole known answer comes back in one; what
 is decided anew for each is what can change between two: which edge, its limits, deadlines, measures, counters, the record.
 
-      whole request of a known shape ──► Express.begin ──► edge's warm h1 connection
+      whole request like a known one ──► Express.begin ──► edge's warm h1 connection
       whole answer in one read       ──► Express.take  ──► client, record: over
       anything else whatsoever       ──► unfold: an ordinary exchange in the phase ASKED, with two ordinary legs,
                                          that hears the event as if it had carried the request from the start
@@ -14,8 +14,10 @@ There is one outcome here, the good one. No ending, abort, retry, stream or limi
 not a whole plain answer goes to `Exchange`, which is made in the state that it would have had. The tests hold the two ways
 against each other byte for byte.
 
-Owner: the client's connection has one `Express` and uses it again for each request; the relay has it among its exchanges
-while one is in progress.
+The client's side is a `Front`: the h1 rim, which knows heads by their bytes and has one `Express` that it uses again and
+again, or a stream of h2 or h3 (`proxy.io.express_streams`), whose head was decoded and is compared field by field.
+
+Owner: the front; the relay has an `Express` among its exchanges while it is running.
 
 Rules for editing: 1. a new event unfolds; 2. what the ordinary way counts or measures is counted here; 3. what a decision
 rests on is part of the shape, of the connection, or of the configuration, or it is decided anew.
@@ -50,13 +52,14 @@ SLOW_PATH_METHODS = frozenset({b"HEAD", b"CONNECT"})  # their answers are framed
 class KnownAnswer:
     """What an edge's answer head becomes for a client, but for Server-Timing and our own hop's fields."""
 
-    __slots__ = ("after", "before", "head", "idle_hint_s", "length")
+    __slots__ = ("after", "before", "fields", "head", "idle_hint_s", "length")
 
     def __init__(self, head: ResponseHead, length: int, idle_hint_s: float, *, loopback: bool) -> None:
         self.head = head
         self.length = length
         self.idle_hint_s = idle_hint_s
         fields = headers.response_fields(head, server_timing=MARK, loopback=loopback)
+        self.fields = fields[:-1]
         told = ResponseHead(head.status, fields, head.length, head.no_body, head.reason)
         raw, _ = write_response(told, http10=False, close=False)
         self.before, _, after = raw.partition(MARK)
@@ -104,14 +107,11 @@ def _read_answer(raw: bytes, *, loopback: bool) -> KnownAnswer | None:
 
 
 class Known:
-    """A head of a client's connection that was judged and routed, for all heads of its shape on this connection."""
+    """A head of a client's connection that was judged and routed, for all heads of the connection like it."""
 
-    __slots__ = ("_sent", "head", "lane", "loopback", "origin", "pool", "pool_name", "shape", "target")
+    __slots__ = ("_length_at", "_sent", "head", "lane", "loopback", "origin", "pool", "pool_name", "priority", "target")
 
-    def __init__(
-        self, shape: Shape, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes
-    ) -> None:
-        self.shape = shape
+    def __init__(self, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes) -> None:
         self.head = head
         self.origin = origin
         self.lane = lane
@@ -119,35 +119,37 @@ class Known:
         self.target = target
         self.pool_name = pool.config.name
         self.loopback = is_loopback(host_of(head.authority))
-        self._sent: dict[str, tuple[Place, bytes, bytes]] = {}
+        self.priority = pool.priorities.of(target) if pool.priorities is not None else None
+        names = [name for name, _ in head.fields]
+        self._length_at = names.index(b"content-length") if b"content-length" in names else -1
+        self._sent: dict[str, tuple[Place, bytes, bytes, bool]] = {}
 
-    def for_edge(self, edge: EdgeState) -> tuple[Place, bytes, bytes]:
-        """The head for this edge, before and after the digits of its length. A reload of the edge makes it anew."""
+    def for_edge(self, edge: EdgeState) -> tuple[Place, bytes, bytes, bool]:
+        """The head for this edge, before and after the digits of its length, if it has one. A reload makes it anew."""
         found = self._sent.get(edge.id)
         if found is None or found[0] is not edge.place:
             head = request_for_edge(self.lane.relay, self.head, self.origin, self.pool, edge, self.target)
             shape = Shape(write_request(head)[0])
-            found = self._sent[edge.id] = (edge.place, shape.before, shape.after)
+            found = self._sent[edge.id] = (edge.place, shape.before, shape.after, shape.has_length)
         return found
 
     def head_of(self, length: int) -> RequestHead:
         """The head of a request with a body of `length` bytes."""
         head = self.head
         fields = head.fields.copy()
-        if self.shape.has_length:
-            at = next(i for i, (name, _) in enumerate(fields) if name == b"content-length")
-            fields[at] = (b"content-length", b"%d" % length)
+        if self._length_at >= 0:
+            fields[self._length_at] = (b"content-length", b"%d" % length)
         return RequestHead(head.method, head.target, head.scheme, head.authority, fields, length)
 
 
-def known_request(
-    raw: bytes, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes
-) -> Known | None:
+def known_request(head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes) -> Known | None:
     """Make a judged head known; None where the short way has no business."""
     if head.length is None or head.protocol or head.expect_continue or head.method in SLOW_PATH_METHODS:
         return None
+    if origin.early_data or not any(edge.connections.version == "h1" for edge in pool.edges.values()):
+        return None
     try:
-        known = Known(Shape(raw), head, origin, lane, pool, target)
+        known = Known(head, origin, lane, pool, target)
         for edge in pool.edges.values():
             known.for_edge(edge)
     except ValueError:
@@ -217,7 +219,7 @@ class KnownRecord:
 class Front(Protocol):
     """The client's connection, as an Express sees it."""
 
-    def answer_known(self, before: bytes, timing: bytes, after: bytes, body: bytes) -> bool:
+    def answer_known(self, answer: KnownAnswer, timing: bytes, body: bytes) -> bool:
         """Send a whole answer and go on; False, and nothing sent, when only an ordinary leg can answer now."""
 
     def unfold(self) -> Leg:
@@ -228,13 +230,12 @@ class Express:
     """One known request in progress, or none. To the edge's connection it is the leg; see the module's picture."""
 
     __slots__ = (
-        "_body_at",
+        "_body",
         "_candidates",
         "_edge",
         "_front",
         "_held",
         "_known",
-        "_message",
         "_number",
         "_start",
         "deadline",
@@ -248,11 +249,11 @@ class Express:
         self._front = front
         self.is_running = False
 
-    def begin(self, known: Known, message: bytes, body_at: int) -> bool:
-        """Send a whole request of a known shape; False, and nothing done, when the ordinary way must take it."""
+    def begin(self, known: Known, body: bytes) -> bool:
+        """Send a whole request like `known`; False, and nothing done, when the ordinary way must take it."""
         lane, pool = known.lane, known.pool
         relay = lane.relay
-        if not lane.is_open or len(message) - body_at > relay.max_body_bytes:
+        if not lane.is_open or len(body) > relay.max_body_bytes:
             return False
         now = relay.clock()
         edge = pool.only(now)
@@ -266,7 +267,7 @@ class Express:
         held = edge.connections.borrow()
         if held is None:
             return False
-        self._known, self._message, self._body_at, self._start = known, message, body_at, now
+        self._known, self._body, self._start = known, body, now
         self._edge, self._held, self._candidates = edge, held, candidates
         timeouts = pool.config.timeouts
         self.deadline = now + timeouts.first_byte_s
@@ -276,16 +277,11 @@ class Express:
         self._number = relay.enter(self, now)
         pool.budget.note_request(now)
         edge.begin(now)
-        self._send(known, edge)
+        _, head, after, has_length = known.for_edge(edge)
+        if has_length:
+            head = b"%b%d%b%b" % (head, len(body), after, body)
+        held.connection.lend(self, head)  # type: ignore[attr-defined]
         return True
-
-    def _send(self, known: Known, edge: EdgeState) -> None:
-        _, before, after = known.for_edge(edge)
-        message, body_at, shape = self._message, self._body_at, known.shape
-        if shape.has_length:
-            digits = message[shape.digits_at : body_at - len(shape.after)]
-            before = b"%b%b%b%b" % (before, digits, after, message[body_at:])
-        self._held.connection.lend(self, before)  # type: ignore[attr-defined]
 
     # ---------------------------------------------------------------- from the edge's connection, as its leg
 
@@ -304,7 +300,7 @@ class Express:
             self._edge.name,
             (now - self._start) * 1e3,
         )
-        if not self._front.answer_known(answer.before, timing, answer.after, chunk[end:]):
+        if not self._front.answer_known(answer, timing, chunk[end:]):
             self._unfold()[1].take(chunk)
             return
         self._over(answer, now)
@@ -318,12 +314,12 @@ class Express:
             edge.connections.give_back(held)
         record = KnownRecord(known, self._number, edge.id, self._start, wall_s)
         record.status = answer.head.status
-        record.bytes_in = len(self._message) - self._body_at
+        record.bytes_in = len(self._body)
         record.bytes_out = answer.length
         if not answer.length:
             record.first_byte_s = None
         record.resumed = held.marks.resumed
-        self._message = b""
+        self._body = b""
         relay.record(record)
 
     def take_eof(self) -> bool:
@@ -350,11 +346,10 @@ class Express:
         self._unfold()
 
     def _unfold(self) -> tuple[Exchange, H1EdgeLeg]:
-        known, message = self._known, self._message
-        body = message[self._body_at :]
+        known, body = self._known, self._body
         head = known.head_of(len(body))
         self.is_running = False
-        self._message = b""
+        self._body = b""
         relay = known.lane.relay
         relay.exchanges.discard(self)
         client = self._front.unfold()

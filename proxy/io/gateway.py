@@ -22,10 +22,12 @@ from proxy import errors, headers
 from proxy.h2_shapes import Find
 from proxy.io.dns_shortcut import DnsShortcut
 from proxy.io.express import Known, Lane, known_request
+from proxy.io.express_streams import Gathering, StreamFront
 from proxy.io.forward import ForwardProxy
 from proxy.io.local import LocalAnswer, say
 from proxy.io.relay import Relay
 from proxy.io.rims import InboundConnection, Limits, Origin
+from proxy.known_heads import are_alike
 from proxy.messages import Leg, RequestHead, ResponseHead
 from proxy.routing import SAFE, Refusal, Route, RouteTable, host_of
 from proxy.waterfall import Finished
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from resolver.io.doh_server import DohReply, DohService
     from resolver.io.service import ResolverService
 
+SHORT_BODY = 64 * 1024  # bytes of a request that may be waited for within a loop turn
 MAX_DNS_MESSAGE = 65535  # RFC 8484 6: a DNS message has no more; D9 answers 413 above it
 
 
@@ -124,6 +127,34 @@ class Gateway:
     # ---------------------------------------------------------------- requests
 
     def on_request(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
+        if origin.version != "h1" and self._takes_short_way(leg, head, origin):
+            return
+        self._decide(leg, head, origin)
+
+    def _takes_short_way(self, leg: Leg, head: RequestHead, origin: Origin) -> bool:
+        """Whether this request of a stream is like an earlier one of its connection, and was sent on (or waits for the rest
+        of this loop turn to be)."""
+        known = origin.known
+        if known is None or not known.lane.is_open or not are_alike(known.head, head):
+            self._look_for_likeness(head, origin)
+            return False
+        if origin.early_data or self._draining:
+            return False
+        front = StreamFront(leg)
+        if head.length == 0:
+            return front.begin(known, b"")
+        if head.length is None or head.length > SHORT_BODY:
+            return False
+        Gathering(leg, lambda body: front.begin(known, body), lambda: self._decide(leg, head, origin))
+        return True
+
+    def _look_for_likeness(self, head: RequestHead, origin: Origin) -> None:
+        """Twice the same head, but for its length, and it becomes known."""
+        seen, origin.seen = origin.seen, head
+        if seen is not None and are_alike(seen, head):
+            origin.known, origin.seen = self.known(head, origin), None
+
+    def _decide(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         if head.method == b"CONNECT":
             self._forward.on_connect(leg, head, origin)
             return
@@ -145,14 +176,14 @@ class Gateway:
         own = self._doh is not None and self._table.is_own(host_of(head.authority)) and self._table.judge(head) is None
         return self._dns_shortcut.find if own else None
 
-    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> Known | None:
+    def known(self, head: RequestHead, origin: Origin) -> Known | None:
         """Every request whose head has the shape of this one may go the short way, while the configuration stays."""
         if head.target.startswith(self._own_paths) or not self.lane.is_open:
             return None
         route = self._table.route(head)
         if not isinstance(route, Route) or self._refusal(head, origin) is not None:
             return None
-        return known_request(raw, head, origin, self.lane, self._edges.pool(route.pool), route.target)
+        return known_request(head, origin, self.lane, self._edges.pool(route.pool), route.target)
 
     def _refusal(self, head: RequestHead, origin: Origin) -> Refusal | None:
         """Why a request that has a route is not taken all the same."""

@@ -35,7 +35,7 @@ from proxy.h1 import (
     write_last_chunk,
     write_response,
 )
-from proxy.io.express import Express, Known
+from proxy.io.express import Express, Known, KnownAnswer
 from proxy.io.orphans import peer_is_gone
 from proxy.io.rims import Origin, Service
 from proxy.io.wire import Wire
@@ -80,6 +80,7 @@ class H1ServerConnection(asyncio.Protocol):
         self._leg: H1ClientLeg | None = None
         self._seen: Shape | None = None  # of the last head that went the ordinary way
         self._known: Known | None = None
+        self._shape: Shape | None = None  # of `_known`
         self._express = Express(self)
         self._reader: BodyReader | None = None
         self._request_whole = False
@@ -121,7 +122,7 @@ class H1ServerConnection(asyncio.Protocol):
         elif phase is Phase.HEAD:
             if self._buffer:
                 data = self._buffer + data
-            elif self._known is not None and self._begin_known(self._known, data):
+            elif self._known is not None and self._begin_known(data):
                 return
             self._buffer = data
             self._next_request()
@@ -205,13 +206,14 @@ class H1ServerConnection(asyncio.Protocol):
         except ValueError:
             return
         if self._seen == shape:
-            self._known = self.service.known(raw, head, self.origin)
+            self._known, self._shape = self.service.known(head, self.origin), shape
         self._seen = shape
 
-    def _begin_known(self, known: Known, message: bytes) -> bool:
+    def _begin_known(self, message: bytes) -> bool:
         """Send a whole request of the known shape the short way; False: it is for the ordinary way."""
-        body_at = known.shape.body_at(message)
-        if not body_at or self._draining or not self._express.begin(known, message, body_at):
+        assert self._known is not None and self._shape is not None
+        body_at = self._shape.body_at(message)
+        if not body_at or self._draining or not self._express.begin(self._known, message[body_at:]):
             return False
         self._served += 1
         self._deadline = float("inf")
@@ -219,12 +221,12 @@ class H1ServerConnection(asyncio.Protocol):
         self._phase = Phase.ANSWER
         return True
 
-    def answer_known(self, before: bytes, timing: bytes, after: bytes, body: bytes) -> bool:
+    def answer_known(self, answer: KnownAnswer, timing: bytes, body: bytes) -> bool:
         """Send a whole answer and go on; False, and nothing sent, when only an ordinary leg can answer now."""
         if self._draining or self._full:
             return False
         self._express.is_running = False
-        self.wire.write(b"%b%b%b%b\r\n%b" % (before, timing, after, self.keep_alive, body))
+        self.wire.write(b"%b%b%b%b\r\n%b" % (answer.before, timing, answer.after, self.keep_alive, body))
         self._await_next()
         return True
 

@@ -36,6 +36,8 @@ class Origin:
     server_name: str = ""  # SNI, lower case
     resumed: bool = False  # TLS session resumed
     early_data: bool = False  # the request came in 0-RTT
+    known: Known | None = None  # streams: what was decided for heads like the last ones
+    seen: RequestHead | None = None  # streams: the last head that nothing was known of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Service(Protocol):
         What is found there was counted as served. Asked by h2 alone, where a request costs most.
         """
 
-    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> Known | None:
+    def known(self, head: RequestHead, origin: Origin) -> Known | None:
         """What was decided for a request, for those with a head of the same shape (`proxy.io.express`); None: each is to
         be decided anew. Asked by h1 for a head that came twice."""
 

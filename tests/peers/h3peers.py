@@ -24,6 +24,7 @@ from config.model import Listen, Tickets
 from proxy.io.inbound_quic import QuicListener, listen_quic
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.messages import Leg, RequestHead, ResponseHead
+from tests.patience import HANG_S
 from tests.peers.authority import Authority
 from tests.peers.fakeleg import Recorder
 
@@ -54,7 +55,7 @@ class Exchanged(Recorder):
     def __post_init__(self) -> None:
         self.heard = _Noted(self.happened)
 
-    async def until(self, ready: Callable[[Exchanged], bool], timeout_s: float = 5.0) -> Exchanged:
+    async def until(self, ready: Callable[[Exchanged], bool], timeout_s: float = HANG_S) -> Exchanged:
         """Wait until what was heard satisfies `ready`."""
         async with asyncio.timeout(timeout_s):
             while not ready(self):
@@ -79,7 +80,7 @@ class Gateway:
         self.room = 100
         self._arrived = asyncio.Event()
 
-    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> None: ...
+    def known(self, head: RequestHead, origin: Origin) -> None: ...
 
     def shortcut(self, head: RequestHead, origin: Origin) -> None:
         return None
@@ -103,7 +104,7 @@ class Gateway:
         self.lost.append(connection)
         self._arrived.set()
 
-    async def until(self, ready: Callable[[Gateway], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, ready: Callable[[Gateway], bool], timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not ready(self):
                 self._arrived.clear()
@@ -142,7 +143,7 @@ class Answer:
     def status(self) -> int:
         return int(self.statuses[-1])
 
-    async def until(self, ready: Callable[[Answer], object], timeout_s: float = 5.0) -> Answer:
+    async def until(self, ready: Callable[[Answer], object], timeout_s: float = HANG_S) -> Answer:
         async with asyncio.timeout(timeout_s):
             while not ready(self):
                 self.happened.clear()
@@ -212,7 +213,7 @@ class Client:
         if self.protocol._timer is not None:
             self.protocol._timer.cancel()
 
-    async def until(self, ready: Callable[[Client], object], timeout_s: float = 5.0) -> None:
+    async def until(self, ready: Callable[[Client], object], timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not ready(self):
                 self.happened.clear()
@@ -409,7 +410,7 @@ class Server:
     def _find(self, protocol: Protocol, stream_id: int) -> Asked | None:
         return next((a for a in self.asked if a.protocol is protocol and a.stream_id == stream_id), None)
 
-    async def until(self, ready: Callable[[Server], object], timeout_s: float = 5.0) -> None:
+    async def until(self, ready: Callable[[Server], object], timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not ready(self):
                 self.happened.clear()

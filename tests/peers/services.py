@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.messages import Leg, RequestHead, ResponseHead
+from tests.patience import HANG_S
 from tests.peers.fakeleg import Recorder
 
 
@@ -23,7 +24,7 @@ class Exchange(Recorder):
             self.changed.set()
         return super().__getattribute__(name)
 
-    async def until(self, word: str, timeout_s: float = 3.0) -> None:
+    async def until(self, word: str, timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while word not in self.words:
                 self.changed.clear()
@@ -45,7 +46,7 @@ class ByHand:
         self.accept = accept
         self.on_exchange: Callable[[Exchange], None] | None = None
 
-    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> None: ...
+    def known(self, head: RequestHead, origin: Origin) -> None: ...
 
     def shortcut(self, head: RequestHead, origin: Origin) -> None:
         return None
@@ -64,6 +65,6 @@ class ByHand:
     def on_disconnected(self, connection: InboundConnection) -> None:
         self.connections.discard(connection)
 
-    async def arrived(self, timeout_s: float = 3.0) -> Exchange:
+    async def arrived(self, timeout_s: float = HANG_S) -> Exchange:
         async with asyncio.timeout(timeout_s):
             return await self.exchanges.get()

@@ -121,7 +121,7 @@ class NoResolver:
 class Unknowing(Gateway):
     """The ordinary way only."""
 
-    def known(self, raw: bytes, head: RequestHead, origin: object) -> None:
+    def known(self, head: RequestHead, origin: object) -> None:
         return None
 
 

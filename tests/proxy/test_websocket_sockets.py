@@ -18,6 +18,7 @@ from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.io.websocket_tunnel import TunnelEnd, WebSocketTunnel
 from proxy.messages import Leg, NullReceiver, RequestHead, ResponseHead
 from proxy.websocket import Op
+from tests.patience import no_hang
 from tests.proxy.test_websocket_tunnel import closes_in, frames, text
 
 UPGRADE = (
@@ -43,7 +44,7 @@ class End:
 
     async def hears(self, enough: Callable[[bytes], object]) -> bytes:
         """What came after the heads until `enough`; ConnectionError as the socket says it."""
-        async with asyncio.timeout(3):
+        async with no_hang():
             while not enough(bytes(self.heard)):
                 chunk = await self.reader.read(65536)
                 if not chunk:
@@ -80,7 +81,7 @@ class Joining(NullReceiver):
     def on_disconnected(self, connection: InboundConnection) -> None:
         self.connections.discard(connection)
 
-    def known(self, raw: bytes, head: RequestHead, origin: Origin) -> None: ...
+    def known(self, head: RequestHead, origin: Origin) -> None: ...
 
     def shortcut(self, head: RequestHead, origin: Origin) -> None:
         return None
@@ -125,7 +126,7 @@ async def connected(story: Callable[[End, End, Joining], Awaitable[None]]) -> Jo
     await story(client, edge, joining)
     for end in (client, edge):
         end.close()
-    async with asyncio.timeout(8):
+    async with no_hang():
         while not joining.ends:
             await asyncio.sleep(0.01)
     for connection in list(joining.connections):
