@@ -15,6 +15,7 @@ import pytest
 from headrace.demo import Telling, tell
 from headrace.lab.story import STEPS, Fact, Stage, StepFailed
 from tests.e2e.stage import run
+from tests.patience import soon
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)]
 DEMO = (sys.executable, "-m", "headrace", "demo")
@@ -40,7 +41,7 @@ async def test_a_kept_demo_holds_its_steps_in_forty_lines_and_leaves_nothing_beh
             invited += line
     assert b"curl -N --http1.1" in invited and b"OPENAI_BASE_URL" in invited
     process.send_signal(signal.SIGTERM)
-    out, _ = await asyncio.wait_for(process.communicate(), 20)
+    out, _ = await soon(process.communicate())
     lines = (told + out).decode().splitlines()
     assert process.returncode == 130 and len(lines) <= 40
     assert [f"{number} {name}" in (told + out).decode() for number, (name, _) in enumerate(STEPS, 1)] == [True] * 9
@@ -50,7 +51,7 @@ async def test_a_kept_demo_holds_its_steps_in_forty_lines_and_leaves_nothing_beh
 async def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     process, _, daemon = await begin(tmp_path)
     process.send_signal(signal.SIGINT)
-    _, err = await asyncio.wait_for(process.communicate(), 20)
+    _, err = await soon(process.communicate())
     assert (process.returncode, err) == (130, b"")
     assert_nothing_left(tmp_path, daemon)
 
@@ -66,7 +67,7 @@ async def begin(folder: Path, *options: str) -> tuple[asyncio.subprocess.Process
         env={**os.environ, "TMPDIR": str(folder)},
     )
     assert process.stdout is not None
-    first = await asyncio.wait_for(process.stdout.readline(), 20)
+    first = await soon(process.stdout.readline())
     (made,) = folder.iterdir()
     return process, first, json.loads((made / "state" / "running.json").read_text())["pid"]
 

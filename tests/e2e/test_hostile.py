@@ -17,6 +17,7 @@ from headrace.lab.clients import Request, Target, ask, client_context
 from headrace.lab.daemon import Daemon
 from headrace.lab.story import Stage, chat
 from tests.e2e.stage import answers, started, still_serves
+from tests.patience import HANG_S, soon
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 MIB = 1024 * 1024
@@ -32,7 +33,7 @@ def rss_bytes(stage: Stage) -> int:
     return int(Path(f"/proc/{stage.daemon.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], within_s: float = HANG_S) -> None:
     async with asyncio.timeout(within_s):
         while not holds():
             await asyncio.sleep(0.02)
@@ -314,7 +315,7 @@ async def test_half_a_gibibyte_passes_through_a_few_mebibytes() -> None:
                     writer.write(block)
                     await writer.drain()
                     most = max(most, rss_bytes(stage))
-                assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+                assert b" 200 " in await soon(reader.readuntil(b"\r\n\r\n"))
             assert most - memory < 24 * MIB
 
 

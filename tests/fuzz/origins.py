@@ -19,6 +19,9 @@ from typing import Any
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
+from tests.patience import no_hang
+from tests.peers.ports import free_port
+
 NGINX = """
 daemon off; pid {folder}/pid; error_log {folder}/error.log crit; worker_processes 1;
 events {{ worker_connections 512; }}
@@ -76,12 +79,6 @@ class Seen:
         return self.file.read_text("latin-1").splitlines() if self.file.exists() else []
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @contextlib.asynccontextmanager
 async def running(folder: Path, port: int, *command: str) -> AsyncIterator[None]:
     with (folder / "said").open("ab") as said:
@@ -98,7 +95,7 @@ async def running(folder: Path, port: int, *command: str) -> AsyncIterator[None]
 
 
 async def listening(port: int, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(10):
+    async with no_hang():
         while process.returncode is None:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)

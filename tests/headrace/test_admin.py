@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.admin import GETS, POSTS, AdminApp, AdminServer
+from tests.patience import soon
 
 TOKEN = "t" * 32
 
@@ -202,7 +203,7 @@ async def test_it_closes_with_a_connection_left_open(admin: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)
     writer.write(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readuntil(b"}")
-    await asyncio.wait_for(admin.server.close(), 5)
+    await soon(admin.server.close())
     assert await reader.read() is not None
     writer.close()
     await writer.wait_closed()

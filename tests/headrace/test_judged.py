@@ -105,7 +105,9 @@ def test_a_shared_ca_certificate_does_not_cost_the_judgement(folder: Path) -> No
 
 def served(tmp_path: Path, *hosts: str) -> Config:
     config = default_config({"HOME": str(tmp_path)})
-    return replace(config, state_dir=tmp_path, pools=(*config.pools, *(Pool(host, (), hosts=(host,)) for host in hosts)))
+    return replace(
+        config, state_dir=tmp_path, pools=(*config.pools, *(Pool(host, (), hosts=(host,)) for host in hosts))
+    )
 
 
 def test_the_same_certificate_is_shown_with_and_without_a_judgement(tmp_path: Path) -> None:

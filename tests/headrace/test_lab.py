@@ -19,6 +19,7 @@ from config.load import load
 from headrace.lab import Lab
 from headrace.lab.clients import VERSIONS, Recorder, Request, Target, ask, connect_h3, handshake, pseudo_fields
 from headrace.lab.dialects import CHAT
+from tests.patience import soon
 
 ASKED = [{"role": "user", "content": "why does water fall?"}]
 curl_needed = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -35,7 +36,7 @@ async def run(*command: str, code: int = 0) -> str:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), 20)
+    out, err = await soon(process.communicate())
     assert process.returncode == code, (process.returncode, err.decode())
     return out.decode()
 

@@ -102,6 +102,7 @@ def test_the_way_out_can_be_read_here() -> None:
 IN_NAMESPACE = """
 import asyncio, subprocess
 from headrace.network import NetworkWatch
+from tests.patience import soon
 
 async def main():
     told = asyncio.get_running_loop().create_future()
@@ -109,7 +110,7 @@ async def main():
     for command in ("link add d0 type veth peer name d1", "link set d1 up", "addr add 10.9.0.2/24 dev d0", "link set d0 up",
                     "route add default via 10.9.0.1"):
         subprocess.run(["ip", *command.split()], check=True)
-    print(await asyncio.wait_for(told, 5))
+    print(await soon(told))
     watch.close()
 
 asyncio.run(main())

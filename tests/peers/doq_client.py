@@ -14,6 +14,8 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.tls import SessionTicket
 
+from tests.patience import HANG_S, no_hang
+
 
 class DoqClient(QuicConnectionProtocol):
     """`answers[stream_id]` becomes the message once its FIN came; `closed` the code that the connection ended with."""
@@ -62,7 +64,7 @@ class DoqClient(QuicConnectionProtocol):
         self._quic.stop_stream(stream_id, 3)
         self.transmit()
 
-    async def ask(self, wire: bytes, within_s: float = 3.0) -> bytes:
+    async def ask(self, wire: bytes, within_s: float = HANG_S) -> bytes:
         stream_id = self.open(framed(wire))
         async with asyncio.timeout(within_s):
             return await self.answer(stream_id)
@@ -92,7 +94,7 @@ async def doq_client(
         client.connect((host, port))
         if early is not None:
             early(client)
-        async with asyncio.timeout(5):
+        async with no_hang():
             await client.wait_connected()
         yield client
     finally:

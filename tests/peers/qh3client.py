@@ -14,6 +14,7 @@ from qh3.quic import events
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
+from tests.patience import HANG_S
 from tests.peers.h3peers import Answer, Section
 
 
@@ -75,7 +76,7 @@ class QhClient:
         await self.rebind()
         self.protocol.change_connection_id()
 
-    async def until(self, ready: Callable[[QhClient], object], timeout_s: float = 5.0) -> None:
+    async def until(self, ready: Callable[[QhClient], object], timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not ready(self):
                 self.happened.clear()

@@ -16,6 +16,7 @@ from qh3.quic import events
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
+from tests.patience import no_hang
 from tests.peers.authority import Authority
 
 HOST = "127.0.0.1"
@@ -67,7 +68,7 @@ class QhDoqClient:
         self._protocol._transport = transport
 
     async def until(self, ready: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
+        async with no_hang():
             while not ready():
                 self._happened.clear()
                 await self._happened.wait()

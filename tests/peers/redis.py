@@ -10,6 +10,8 @@ from types import TracebackType
 
 import pytest
 
+from tests.patience import no_hang
+
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 
 
@@ -45,7 +47,7 @@ class RedisServer:
             "redis-server", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
         )
         assert self._process.stdout is not None
-        async with asyncio.timeout(10):
+        async with no_hang():
             while b"Ready to accept" not in await self._process.stdout.readline():
                 pass
 

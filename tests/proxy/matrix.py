@@ -25,6 +25,7 @@ from proxy.io.rims import EdgeConnection, Service
 from proxy.messages import Leg, RequestHead
 from proxy.waterfall import RequestRecord
 from resolver.io.clock import now
+from tests.patience import HANG_S
 from tests.peers.fakeleg import Recorder
 from tests.peers.services import ByHand
 
@@ -44,13 +45,13 @@ class Heard(Recorder):
             self.changed.set()
         return super().__getattribute__(name)
 
-    async def until(self, word: str, timeout_s: float = 5.0) -> None:
+    async def until(self, word: str, timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while word not in self.words:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def until_bytes(self, size: int, timeout_s: float = 5.0) -> None:
+    async def until_bytes(self, size: int, timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while len(self.body) < size:
                 self.changed.clear()

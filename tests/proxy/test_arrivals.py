@@ -14,6 +14,7 @@ from config.model import Listen
 from headrace.lab.ca import ThrowAwayCa
 from proxy.io.inbound_tcp import listen_tcp
 from proxy.io.rims import InboundConnection, Limits
+from tests.patience import no_hang
 from tests.peers.services import ByHand
 
 REQUEST = b"GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -44,7 +45,7 @@ class Counting(ByHand):
         self.changed.set()
 
     async def until(self, number: int) -> None:
-        async with asyncio.timeout(5):
+        async with no_hang():
             while len(self.connections) != number:
                 self.changed.clear()
                 await self.changed.wait()
@@ -98,7 +99,7 @@ async def place(ca: ThrowAwayCa, room: int, limits: Limits | None = None) -> Asy
 async def ended(sock: socket.socket) -> bytes:
     """What a client still gets until its connection is over."""
     got = b""
-    async with asyncio.timeout(5):
+    async with no_hang():
         try:
             while chunk := await asyncio.get_running_loop().sock_recv(sock, 4096):
                 got += chunk
@@ -157,7 +158,7 @@ async def handshake_held_back(made: Place) -> tuple[socket.socket, ssl.SSLObject
     sock, loop = await made.silent(), asyncio.get_running_loop()
     coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = made.tls.wrap_bio(coming, going, server_hostname="localhost")
-    async with asyncio.timeout(5):
+    async with no_hang():
         while True:
             try:
                 session.do_handshake()
@@ -174,7 +175,7 @@ async def test_a_request_in_the_handshakes_last_flight_is_served(ca: ThrowAwayCa
         session.write(REQUEST)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(sock, going.read())
-        async with asyncio.timeout(5):
+        async with no_hang():
             while True:
                 coming.write(await loop.sock_recv(sock, 65536))
                 try:

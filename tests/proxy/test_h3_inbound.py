@@ -16,6 +16,7 @@ from proxy.io.quic_flow import STREAM_WINDOW
 from proxy.io.quic_server import H3ServerConnection
 from proxy.io.rims import HIGH_WATER, Limits
 from proxy.messages import Abort, Cause, Party, RequestHead, ResponseHead, Stage
+from tests.patience import soon
 from tests.peers.h3peers import Answer, Client, Exchanged, Gateway, listening, make_authority, say
 
 
@@ -665,7 +666,7 @@ async def test_idle_connection_ends_after_its_timeout(ca: str, pem: str) -> None
     async with listening(gateway, pem) as listener, Client(listener.address[1], ca) as client:
         client.vanish()
         await gateway.until(lambda g: g.lost, 3.0)
-        await asyncio.wait_for(_empty(lambda: listener.connections == 0), 3.0)
+        await soon(_empty(lambda: listener.connections == 0))
 
 
 async def _empty(ready: Callable[[], bool]) -> None:

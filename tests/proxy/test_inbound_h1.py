@@ -14,6 +14,7 @@ from config.model import Listen
 from proxy.io.inbound_tcp import listen_tcp
 from proxy.io.rims import Limits
 from proxy.messages import Abort, Cause, Party, ResponseHead, Stage
+from tests.patience import no_hang
 from tests.peers.services import ByHand
 
 KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -29,15 +30,15 @@ class Client:
         self.writer.write(raw)
 
     async def head(self) -> bytes:
-        async with asyncio.timeout(3):
+        async with no_hang():
             return await self.reader.readuntil(b"\r\n\r\n")
 
     async def exactly(self, size: int) -> bytes:
-        async with asyncio.timeout(3):
+        async with no_hang():
             return await self.reader.readexactly(size)
 
     async def rest(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with no_hang():
             return await self.reader.read()
 
     def reset(self) -> None:
@@ -378,7 +379,7 @@ async def test_a_tunnel_that_ended_on_both_sides_leaves_no_connection() -> None:
         assert await client.rest() == b""
         client.writer.write_eof()
         await exchange.until("end")
-        async with asyncio.timeout(3):
+        async with no_hang():
             while service.connections:
                 await asyncio.sleep(0.01)
 
@@ -407,6 +408,6 @@ async def test_a_client_that_says_nothing_is_closed_when_there_are_too_many_and_
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(3):
+    async with no_hang():
         while not holds():
             await asyncio.sleep(0.001)

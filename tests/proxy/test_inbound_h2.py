@@ -20,6 +20,7 @@ from proxy.h2_errors import Code
 from proxy.io.inbound_tcp import listen_tcp
 from proxy.io.rims import Limits
 from proxy.messages import Cause, Party, ResponseHead
+from tests.patience import HANG_S, no_hang, soon
 from tests.peers.services import ByHand, Exchange
 from tests.proxy.h2_wire import GET, POST, Eyes, Seen, body, credit, frame, headers, reset, settings
 
@@ -39,7 +40,7 @@ class Client:
     def say(self, *frames: bytes) -> None:
         self._writer.write(b"".join(frames))
 
-    async def until(self, kind: str, stream_id: int | None = None, *, timeout_s: float = 3.0) -> Seen:
+    async def until(self, kind: str, stream_id: int | None = None, *, timeout_s: float = HANG_S) -> Seen:
         """The first frame of a kind that came, waited for."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -51,7 +52,7 @@ class Client:
                     raise AssertionError(f"closed before {kind}")
                 await self._read()
 
-    async def closed(self, timeout_s: float = 3.0) -> None:
+    async def closed(self, timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not self.eof:
                 await self._read()
@@ -107,7 +108,7 @@ async def run(*command: str) -> bytes:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), 20)
+    out, err = await soon(process.communicate())
     assert process.returncode == 0, err
     return out
 
@@ -401,7 +402,7 @@ async def test_a_client_that_does_not_even_read_its_goaway_is_cut(ca: ThrowAwayC
         await fill(await rim.service.arrived())
         (connection,) = rim.service.connections
         connection.close_now()
-        async with asyncio.timeout(4):
+        async with no_hang():
             while rim.service.connections:
                 await asyncio.sleep(0.05)
         sock.close()
@@ -414,7 +415,7 @@ async def test_a_client_that_does_not_read_fills_its_leg_and_drains_it(ca: Throw
         sent = await fill(exchange)
         exchange.leg.end()
         eyes, got = Eyes(), 0
-        async with asyncio.timeout(10):
+        async with no_hang():
             while True:
                 for seen in eyes.read(await loop.sock_recv(sock, 1 << 20)):
                     got += len(seen.value) if seen.kind == "Data" else 0

@@ -12,6 +12,7 @@ from websockets.utils import accept_key
 from headrace.lab.ca import ThrowAwayCa
 from proxy.io.inbound_h1 import H1ClientLeg
 from proxy.messages import Abort, Cause, Party, RequestHead, ResponseHead, Stage
+from tests.patience import HANG_S, no_hang
 from tests.peers.h3peers import Answer, Client
 from tests.peers.services import Exchange
 from tests.proxy.matrix import Heard, Matrix, matrix
@@ -32,7 +33,7 @@ class Socket:
         self.say = say  # bytes, and whether the direction ends with them
         self._heard = heard
 
-    async def until(self, ready: Callable[[Socket], object], timeout_s: float = 5.0) -> None:
+    async def until(self, ready: Callable[[Socket], object], timeout_s: float = HANG_S) -> None:
         changed = self._heard.changed if isinstance(self._heard, Heard) else self._heard.happened
         async with asyncio.timeout(timeout_s):
             while not ready(self):
@@ -85,7 +86,7 @@ async def opener(made: Matrix, down: str, up: str) -> AsyncIterator[Callable[[],
         return
     connection = await made.client(down)
     if down == "h2":
-        async with asyncio.timeout(3):
+        async with no_hang():
             while not connection.allows_websocket:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.01)  # the server's SETTINGS are on their way
 

@@ -18,8 +18,9 @@ from headrace.lab.ca import ThrowAwayCa
 from proxy import h2_frames as wire
 from proxy.io.outbound_h2 import H2EdgeConnection
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
-from tests.peers.ports import free_port
+from tests.patience import HANG_S, no_hang, soon
 from tests.peers.fakeleg import Recorder
+from tests.peers.ports import free_port
 from tests.proxy.h2_wire import OK, Eyes, Seen, body, frame, headers, settings, word
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
@@ -37,7 +38,7 @@ class Heard(Recorder):
             self.changed.set()
         return super().__getattribute__(name)
 
-    async def until(self, *words: str, timeout_s: float = 5.0) -> None:
+    async def until(self, *words: str, timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not set(words) & set(self.words):
                 self.changed.clear()
@@ -81,7 +82,7 @@ http {{ access_log off; {temp}
 
 
 async def until_open(port: int) -> None:
-    async with asyncio.timeout(5):
+    async with no_hang():
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -150,7 +151,7 @@ async def test_an_upload_is_taken_as_fast_as_nginx_allows(ca: ThrowAwayCa, tmp_p
                 leg.data(chunk)
                 while heard.words.count("full") > heard.words.count("drained"):
                     heard.changed.clear()
-                    await asyncio.wait_for(heard.changed.wait(), 5)
+                    await soon(heard.changed.wait())
             leg.end()
             await heard.until("end", "abort")
             assert heard.heard[-2][1].status == 201 or heard.words[-1] == "end"
@@ -176,7 +177,7 @@ async def test_nginx_that_leaves_after_three_requests_is_left_with_nothing_lost(
         assert len(done) >= 3 and all(one.body == b"small" for one in done)
         assert all(abort.unprocessed for abort in lost), lost
         assert edge.room == 0
-        async with asyncio.timeout(5):
+        async with no_hang():
             while not edge.closed:
                 await asyncio.sleep(0.01)
         assert changes[-1] == (0, True)
@@ -252,7 +253,7 @@ class Edge(asyncio.Protocol):
     def say(self, *frames: bytes) -> None:
         self.transport.write(b"".join(frames))
 
-    async def until(self, kind: str, timeout_s: float = 3.0) -> Seen:
+    async def until(self, kind: str, timeout_s: float = HANG_S) -> Seen:
         async with asyncio.timeout(timeout_s):
             while True:
                 for seen in self.seen:
@@ -311,11 +312,11 @@ async def test_an_edge_that_does_not_answer_a_ping_gets_nothing_new_until_it_is_
         assert connection.room > 0
         while connection.room:
             changed.clear()
-            await asyncio.wait_for(changed.wait(), 3)
+            await soon(changed.wait())
         edge.say(frame(wire.PING, wire.ACK, 0, ping.value))
         while not connection.room:
             changed.clear()
-            await asyncio.wait_for(changed.wait(), 3)
+            await soon(changed.wait())
         edge.say(headers(1, OK, end=True))
         await heard.until("end")
 
@@ -328,9 +329,9 @@ async def test_an_edge_that_is_silent_to_a_ping_is_given_up_when_nobody_waits_an
         connection.on_change = changed.set
         while connection.room:
             changed.clear()
-            await asyncio.wait_for(changed.wait(), 3)
+            await soon(changed.wait())
         leg.abort(Abort(Party.CLIENT, Stage.HEAD, Cause.CANCELLED))
-        await asyncio.wait_for(edge.lost.wait(), 3)
+        await soon(edge.lost.wait())
         assert connection.closed
 
 

@@ -25,11 +25,11 @@ from proxy.io.probes import Prober
 from proxy.io.rims import EdgeConnection, Limits
 from proxy.messages import Cause, Leg
 from proxy.reach import Reach
+from tests.patience import eventually, no_hang, soon
 from tests.peers.authority import Authority
-from tests.patience import eventually
 from tests.peers.edgepeer import Names, ask, edge_peer, say, wait_for_leg
-from tests.peers.ports import free_port
 from tests.peers.fakeleg import FakeLeg
+from tests.peers.ports import free_port
 from tests.peers.services import ByHand
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
@@ -79,7 +79,7 @@ http {{
 
 
 async def _listening(port: int) -> None:
-    async with asyncio.timeout(10):
+    async with no_hang():
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -120,7 +120,7 @@ async def test_after_a_network_change_a_connection_with_work_gets_no_more(author
         pool.drop_idle()
         _, marks = await ask(pool)
         assert not marks.reused
-        assert await asyncio.wait_for(working.over, 5) is None
+        assert await soon(working.over) is None
         assert working.body == b"nginx"
 
 
@@ -136,7 +136,7 @@ async def test_hundreds_that_wait_for_one_connection_are_served_in_their_order(c
         leg, _ = await wait_for_leg(pool).leg()
         asked.append(number)
         hearing = say(leg)
-        assert await asyncio.wait_for(hearing.over, 10) is None
+        assert await soon(hearing.over) is None
 
     async with connections(edge) as pool:
         await asyncio.gather(*(one(number) for number in range(900)))

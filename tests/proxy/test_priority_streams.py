@@ -20,6 +20,7 @@ from proxy.io.inbound_quic import listen_quic
 from proxy.io.inbound_tcp import listen_tcp
 from proxy.messages import Fields, RequestHead, ResponseHead
 from proxy.priority import Priority
+from tests.patience import no_hang
 from tests.peers.h3peers import Client, Exchanged, Gateway, say
 from tests.peers.services import ByHand, Exchange
 from tests.proxy.h2_wire import GET, Eyes, Served, credit, frame, headers, word
@@ -169,7 +170,7 @@ async def h2_bytes_ahead(said: bytes | None) -> tuple[int, int]:
     service, eyes, number = ByHand(), Eyes(), 2 * BULK + 1
     got = first = last = 0
     asked_at = -1
-    async with asyncio.timeout(20), wide_client(service) as (reader, writer):
+    async with no_hang(), wide_client(service) as (reader, writer):
         for i in range(BULK):
             writer.write(headers(2 * i + 1, GET, end=True))
         for _ in range(BULK):
@@ -201,7 +202,7 @@ async def test_h2_small_urgent_answer_is_not_delayed_by_bulk_streams() -> None:
 
 async def h3_bytes_ahead(port: int, ca_file: str, said: bytes | None, *, late: bool = False) -> int:
     """As h2_bytes_ahead, the last byte alone; `late`: said by a PRIORITY_UPDATE frame after the answer began."""
-    async with asyncio.timeout(20), Client(port, ca_file, max_data=1 << 28, max_stream_data=1 << 26) as client:
+    async with no_hang(), Client(port, ca_file, max_data=1 << 28, max_stream_data=1 << 26) as client:
         bulk = [client.ask() for _ in range(BULK)]
 
         def got() -> int:

@@ -12,6 +12,7 @@ import uvloop
 from config.model import Edge, Probe, Secret
 from proxy.io.probes import Prober, ProbeResult, pause_s, probe_forever
 from proxy.reach import Reach
+from tests.patience import soon
 from tests.peers.authority import Authority
 from tests.peers.edgepeer import EdgePeer, Names, edge_peer, ok, seeded, silent_port
 from tests.peers.ports import free_port
@@ -129,7 +130,7 @@ async def test_the_first_probe_comes_soon_and_the_rest_follow_until_cancelled() 
         return False
 
     task = asyncio.create_task(probe_forever(once, lambda: 0.02, seeded()))
-    await asyncio.wait_for(probed.wait(), 2)
+    await soon(probed.wait())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()

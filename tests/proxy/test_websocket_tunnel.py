@@ -14,6 +14,7 @@ from proxy.io import websocket_tunnel
 from proxy.io.websocket_tunnel import TunnelEnd, WebSocketTunnel
 from proxy.messages import Abort, Cause, Party, Stage
 from proxy.websocket import MAX_KEPT, Op, close_frame, frame, masked
+from tests.patience import HANG_S
 from tests.peers.fakeleg import FakeLeg
 
 MASK = b"\x0a\x0b\x0c\x0d"
@@ -116,7 +117,7 @@ async def joined() -> Joined:
     return Joined()
 
 
-async def until(true: Callable[[], object], within_s: float = 3.0) -> None:
+async def until(true: Callable[[], object], within_s: float = HANG_S) -> None:
     async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.005)

@@ -25,6 +25,7 @@ from resolver.io.listen import listen_dns
 from resolver.io.service import ResolverService
 from resolver.io.tls_client import client_context
 from resolver.io.upstream_set import UpstreamSet
+from tests.patience import HANG_S
 from tests.peers.authority import Authority
 from tests.peers.dns import HOST, Ask, Peer
 from tests.peers.doq_client import doq_client
@@ -58,7 +59,7 @@ class Stream:
     def send(self, *wires: bytes) -> None:
         self.writer.write(b"".join(struct.pack("!H", len(wire)) + wire for wire in wires))
 
-    async def receive(self, within_s: float = 3.0) -> bytes:
+    async def receive(self, within_s: float = HANG_S) -> bytes:
         async with asyncio.timeout(within_s):
             (size,) = struct.unpack("!H", await self.reader.readexactly(2))
             return await self.reader.readexactly(size)
@@ -88,13 +89,13 @@ class Chain:
     ca_file: str
     config: Resolver
 
-    async def ask(self, asked: dns.message.Message, by: str = "udp", within_s: float = 3.0) -> dns.message.Message:
+    async def ask(self, asked: dns.message.Message, by: str = "udp", within_s: float = HANG_S) -> dns.message.Message:
         wire = await self.ask_wire(asked.to_wire(), by, within_s)
         reply = dns.message.from_wire(wire)
         assert reply.id == asked.id and reply.flags & dns.flags.QR
         return reply
 
-    async def ask_wire(self, wire: bytes, by: str = "udp", within_s: float = 3.0) -> bytes:
+    async def ask_wire(self, wire: bytes, by: str = "udp", within_s: float = HANG_S) -> bytes:
         if by == "https":
             return await self._over_https(wire, within_s)
         if by == "quic":

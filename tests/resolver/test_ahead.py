@@ -13,6 +13,7 @@ from resolver.explain import explain
 from resolver.io.clock import now as boottime
 from resolver.io.fetch import question_for
 from resolver.wire import name_from_text
+from tests.patience import no_hang
 from tests.peers.dns import Peer
 from tests.resolver.stage import EVERY_CLIENT, GOOD_IP, Chain, good, ips, query
 
@@ -44,7 +45,7 @@ def at_rest(chain: Chain, after: int) -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with no_hang():
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -19,6 +19,7 @@ import pytest
 from config.model import Listen
 from resolver.io.listen import DnsListeners, listen_dns
 from resolver.io.service import ResolverService
+from tests.patience import HANG_S, no_hang, soon
 from tests.peers.authority import Authority
 from tests.resolver.scripted import ScriptedUpstreams, answer
 from tests.resolver.test_service import QUIET, addresses, until
@@ -34,7 +35,7 @@ class Served:
         self.listeners, self.service, self.upstreams = listeners, service, upstreams
         self.udp, self.tcp, self.tls = (listen.port for listen in listeners.addresses)
 
-    async def over_udp(self, wire: bytes, wait_s: float = 2.0) -> bytes | None:
+    async def over_udp(self, wire: bytes, wait_s: float = HANG_S) -> bytes | None:
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             sock.connect((HOST, self.udp))
@@ -71,7 +72,7 @@ class Stream:
         self.writer.write(b"".join(struct.pack("!H", len(wire)) + wire for wire in wires))
 
     async def receive(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with no_hang():
             return await self.reader.readexactly(struct.unpack("!H", await self.reader.readexactly(2))[0])
 
     async def reply(self) -> dns.message.Message:
@@ -79,7 +80,7 @@ class Stream:
 
     async def closed(self) -> bool:
         """Whether the other side ends it, in order or not, within the time of the test."""
-        async with asyncio.timeout(5):
+        async with no_hang():
             try:
                 return await self.reader.read(65536) == b""
             except ConnectionError:
@@ -176,7 +177,7 @@ async def test_a_reply_leaves_from_the_address_that_was_asked(served: Served, bo
         sock.connect((asked, opened.addresses[0].port))
         for _ in range(2):
             sock.send(query("b.example"))
-            reply = await asyncio.wait_for(loop.sock_recv(sock, 4096), 2)
+            reply = await soon(loop.sock_recv(sock, 4096))
             assert addresses(dns.message.from_wire(reply)) == GOOD
     await opened.close()
 
@@ -335,7 +336,7 @@ async def test_a_client_that_never_reads_is_dropped_at_a_bounded_backlog(served:
                 await loop.sock_sendall(sock, batch)
 
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(ask_for_ever(), 5)
+            await soon(ask_for_ever())
     await until(lambda: len(served.listeners.connections) == 0)
     assert await served.over_udp(query()) is not None
 

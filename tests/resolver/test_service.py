@@ -20,6 +20,7 @@ from config.model import DnsCache, DnsUpstream, Record, Resolver, Zone
 from resolver.errors import NoAddress
 from resolver.io.files import CACHE_FILE
 from resolver.io.service import ResolverService
+from tests.patience import no_hang
 from tests.resolver.messages import queries
 from tests.resolver.scripted import ScriptedUpstreams, answer
 
@@ -85,7 +86,7 @@ async def turns(count: int = 5) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with no_hang():
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -516,7 +517,7 @@ async def test_a_list_that_comes_with_a_reload_blocks_what_is_cached(tmp_path: P
     async def blocked() -> bool:
         return (await lab.ask("ads.example")).rcode() == dns.rcode.NXDOMAIN
 
-    async with asyncio.timeout(5):
+    async with no_hang():
         while not await blocked():
             await asyncio.sleep(0.01)
     await lab.service.close()
