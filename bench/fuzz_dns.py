@@ -37,9 +37,9 @@ from resolver.answer import Bounds, take
 from resolver.errors import Malformed, UpstreamsFailed
 from resolver.io.doh_reply import judge_body
 from resolver.io.doh_server import DohService, freshness_s
+from resolver.io.run import Reply
 from resolver.io.service import DATAGRAM_LIMIT, ResolverService, Wanted
 from resolver.io.streams import Connections, StreamConnection
-from resolver.io.upstream_set import Reply
 from resolver.question import Question, parse
 
 LONGEST_STEP_S = 0.050

@@ -82,10 +82,13 @@ class DaemonOperations:
             raise Refused(400, f"a name has at most {MAX_NAME} characters")
         try:
             if explained:
-                return explained_fields(name, rdtype, await explain_answer(self._daemon.resolver, name, rdtype))
+                return explained_fields(name, rdtype, await self._explained(name, rdtype))
             return resolved_fields(name, rdtype, await self._daemon.resolver.resolve(name, rdtype))
         except ValueError as exc:
             raise Refused(400, str(exc)) from exc
+
+    async def _explained(self, name: str, rdtype: str) -> Explained:
+        return await explain_answer(self._daemon.resolver, name, rdtype, upstreams=self._daemon.upstreams)
 
     def cache(self) -> dict[str, object]:
         cache, stats = self._daemon.config.resolver.cache, self._daemon.resolver.stats()

@@ -10,6 +10,7 @@ other verdict goes on listening.
 
 from __future__ import annotations
 
+import re
 import struct
 from enum import Enum
 from typing import NamedTuple
@@ -150,6 +151,16 @@ def unwillingness(reply: bytes, found: w.Scan) -> str:
             text = "".join(c if c.isprintable() else "?" for c in value[2:80].decode("utf-8", "replace"))
             word += f", EDE {value[0] << 8 | value[1]}" + (f" {text}" if text else "")
     return word
+
+
+_OF_DNSSEC = re.compile(r", EDE ([1-9]|1[0-2])(?![0-9])")
+
+
+def told_of_dnssec(reason: str) -> int:
+    """The first extended error about DNSSEC (RFC 8914 4.2 to 4.13, stale answers aside) in what `unwillingness` said, or 0:
+    it tells a client more than that an upstream failed."""
+    found = [int(code) for code in _OF_DNSSEC.findall(reason)]
+    return next((code for code in found if code not in (3, 4)), 0)
 
 
 def give_back(reply: bytes, out: Outgoing) -> bytes:

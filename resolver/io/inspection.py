@@ -11,7 +11,9 @@ from resolver.cache import Cache, Entry, is_denial, name_of, scope_of, type_of
 from resolver.explain import Step, explain
 from resolver.io.fetch import question_for
 from resolver.io.lookup import Resolved
-from resolver.io.upstream_set import WATCH, Attempted
+from resolver.io.run import WATCH, Attempted
+from resolver.io.upstream_set import UpstreamSet
+from resolver.outgoing import fold
 
 if TYPE_CHECKING:
     from resolver.io.service import ResolverService
@@ -28,15 +30,25 @@ class Explained:
     attempts: tuple[Attempted, ...]
 
 
-async def explain_answer(service: ResolverService, name: str, rdtype: str) -> Explained:
+async def explain_answer(
+    service: ResolverService, name: str, rdtype: str, *, upstreams: UpstreamSet | None = None
+) -> Explained:
     """Resolves as any client would, and says how. Raises ValueError for what is no name or type.
 
-    Attempts are seen when the question begins upstream now; one that somebody else already asked is joined unseen.
+    Of a question that somebody else asked already, the attempts for the name itself are seen where its `upstreams` are known,
+    not those for its keys.
     """
     question = question_for(w.name_from_text(name), w.type_from_text(rdtype))
     steps = explain(service.chain, question, service.now())
     seen: list[Attempted] = []
-    token = WATCH.set(lambda attempt: seen.append(attempt) if len(seen) < MOST_ATTEMPTS else None)
+
+    def watcher(attempt: Attempted) -> None:
+        if len(seen) < MOST_ATTEMPTS:
+            seen.append(attempt)
+
+    token = WATCH.set(watcher)
+    if upstreams is not None:
+        upstreams.watch(fold(question.section), watcher)
     try:
         resolved = await service.resolve(name, rdtype)
     finally:

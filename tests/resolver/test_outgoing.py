@@ -27,6 +27,7 @@ from resolver.outgoing import (
     match,
     mix_case,
     read,
+    told_of_dnssec,
     unwillingness,
 )
 from resolver.upstreams import Fault
@@ -178,3 +179,18 @@ def test_a_shortage_of_ours_says_nothing_about_the_upstream() -> None:
 def test_what_is_no_query_with_one_question_cannot_be_asked() -> None:
     with pytest.raises(Malformed):
         read(b"\0" * 12)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("SERVFAIL, EDE 9 no DNSKEY", 9),
+        ("SERVFAIL, EDE 22, EDE 6", 6),
+        ("SERVFAIL, EDE 3 stale", 0),
+        ("SERVFAIL, EDE 23 network", 0),
+        ("SERVFAIL, EDE 15 blocked", 0),
+        ("SERVFAIL", 0),
+    ],
+)
+def test_what_an_upstream_said_of_dnssec_is_found_in_its_reason(reason: str, code: int) -> None:
+    assert told_of_dnssec(reason) == code
