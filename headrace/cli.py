@@ -140,6 +140,9 @@ def _add_looking(commands: _Commands) -> None:
     cache.add_argument("name", nargs="?", help="dump, flush: this name and all below it")
     cache.add_argument("--all", action="store_true", help="flush: everything")
     cache.add_argument("--limit", type=int, default=1000, metavar="N", help="dump: at most N entries (default: 1000)")
+    _command(
+        commands, "status", "show what runs, where it listens, who can be reached and what goes through", json=True
+    )
     edges = _command(commands, "edges", "show each edge: protocol, RTT, load, weight, state and why", json=True)
     edges.add_argument(
         "--watch", nargs="?", const=2.0, type=_seconds, metavar="SECONDS", help="show it again every 2 (or SECONDS) s"

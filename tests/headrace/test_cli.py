@@ -22,6 +22,7 @@ COMMANDS = [
     "query",
     "trace",
     "cache",
+    "status",
     "edges",
     "requests",
     "tickets",
@@ -163,7 +164,7 @@ def test_config_show_is_toml_on_stdout_and_hides_secrets(tmp_path: Path) -> None
     assert shown["values"]["admin.token"] == {"value": "***", "origin": f"{file}:2"}
 
 
-@pytest.mark.parametrize("args", [["edges"], ["requests"], ["tickets"], ["reload"], ["tickets", "rotate"]])
+@pytest.mark.parametrize("args", [["status"], ["edges"], ["requests"], ["tickets"], ["reload"], ["tickets", "rotate"]])
 def test_asking_a_daemon_that_does_not_run_is_3(config: Path, args: list[str]) -> None:
     done = headrace(*args, "--config", str(config))
     assert (done.returncode, done.stdout) == (3, "")

@@ -28,6 +28,7 @@ from headrace.daemon import LINGER_S
 from headrace.lab.daemon import Daemon, DaemonFailed
 from headrace.lab.settings import DaemonPorts
 from resolver import outgoing, shared_cache
+from tests.patience import no_hang, soon
 from tests.peers.h3peers import Client
 from tests.peers.redis import RedisServer, needs_redis
 
@@ -156,6 +157,22 @@ async def test_it_serves_http_https_by_its_own_ca_and_dns(place: Place) -> None:
         status = await daemon.admin("GET", "/status")
         assert status["pid"] == daemon.pid
         assert status["ca_file"] == str(daemon.ca_file)
+    assert await daemon.stop() == 0
+
+
+async def test_its_status_is_one_screen_and_one_json_value(place: Place) -> None:
+    async with place.running() as daemon:
+        code, out, err = await place.command("status")
+        assert (code, err) == (0, "")
+        assert f"pid {daemon.pid}, " in out and "pools     here: 1 of 1 edge usable\n" in out
+        assert (
+            f"listens   https://127.0.0.1:{place.ports.https}\n          http://127.0.0.1:{place.ports.http}\n" in out
+        )
+        code, out, err = await place.command("status", "--json")
+        told = json.loads(out)
+        assert (code, err, told["version"], told["pid"]) == (0, "", 1, daemon.pid)
+        assert [edge["id"] for edge in told["edges"]] == ["one"]
+        assert told["resolver"]["upstreams"] == [] and told["tickets"]["full"] == 0
     assert await daemon.stop() == 0
 
 
@@ -371,7 +388,7 @@ async def test_garbage_on_every_listener_leaves_it_serving(place: Place, garbage
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(garbage)
             writer.write_eof()
-            await asyncio.wait_for(_read_out(reader), 15)
+            await soon(_read_out(reader))
             writer.close()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
             sending.sendto(garbage, ("127.0.0.1", place.ports.dns))
@@ -461,7 +478,7 @@ async def test_the_shared_cache_answers_for_upstreams_that_are_not_there(place: 
         async with place.running():
             first = await dns.asyncquery.udp(query, "127.0.0.1", port=place.ports.dns, timeout=5)
             assert first.rcode() == dns.rcode.SERVFAIL  # nothing waits for the first dial
-            async with asyncio.timeout(5):
+            async with no_hang():
                 while not (await dns.asyncquery.udp(query, "127.0.0.1", port=place.ports.dns, timeout=5)).answer:
                     await asyncio.sleep(0.1)
             _, body = await get(place.ports.admin, "/resolver")
