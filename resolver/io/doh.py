@@ -178,14 +178,9 @@ class DohLink(asyncio.Protocol):
 
     def _on_end(self, stream_id: int) -> None:
         exchange = self._streams.pop(stream_id, None)
-        if exchange is None:
-            return
-        result = exchange.result()
-        if isinstance(result, Failure):
-            exchange.errand.finish(result)
-        else:
-            self._channel.answered(self, exchange.errand, result)
-        self._send_held()
+        if exchange is not None:
+            exchange.end(self._channel, self)
+            self._send_held()
 
     def _on_reset(self, event: h2.events.StreamReset) -> None:
         stream = self._streams.pop(event.stream_id, None)

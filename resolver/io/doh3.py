@@ -12,7 +12,7 @@ from aioquic.quic.configuration import QuicConfiguration
 
 from resolver import outgoing as o
 from resolver.io.addresses import AddressBook
-from resolver.io.channel import Clock, Failure
+from resolver.io.channel import Clock
 from resolver.io.doh_reply import Exchange, authority_of, request_fields
 from resolver.io.quic import QuicLink, QuicMemory, failed_stream, quic_channel
 from resolver.io.warm import Errand, WarmChannel
@@ -83,13 +83,8 @@ class Doh3Link(QuicLink):
 
     def _finish(self, stream_id: int) -> None:
         exchange = self._streams.pop(stream_id, None)
-        if exchange is None:
-            return
-        result = exchange.result()
-        if isinstance(result, Failure):
-            exchange.errand.finish(result)
-        else:
-            self._channel.answered(self, exchange.errand, result)
+        if exchange is not None:
+            exchange.end(self._channel, self)
 
     def _on_reset(self, stream_id: int, code: int) -> None:
         exchange = self._streams.pop(stream_id, None)

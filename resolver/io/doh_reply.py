@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from resolver import outgoing as o
 from resolver.errors import Malformed
 from resolver.io.channel import Failure
-from resolver.io.warm import Errand
+from resolver.io.warm import Errand, Link, WarmChannel
 from resolver.upstreams import Fault
 
 MAX_BODY = 65535
@@ -46,9 +46,14 @@ class Exchange:
             self._body = b""
         return self._trouble is None
 
-    def result(self) -> bytes | Failure:
-        """The reply at the stream's end, its TTLs lowered by the time it lay in an HTTP cache, or why there is none."""
-        return self._trouble or judge_body(self._body, self.errand.question, self._age_s)
+    def end(self, channel: WarmChannel, link: Link) -> None:
+        """The stream is over: the reply goes to who asked, its TTLs lowered by the time it lay in an HTTP cache, or why there
+        is none."""
+        result = self._trouble or judge_body(self._body, self.errand.question, self._age_s)
+        if isinstance(result, Failure):
+            self.errand.finish(result)
+        else:
+            channel.answered(link, self.errand, result)
 
 
 def request_fields(authority: str, path: str) -> list[tuple[bytes, bytes]]:

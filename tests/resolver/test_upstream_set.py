@@ -552,6 +552,18 @@ async def test_servfail_and_refused_ask_the_next_upstream(kind: str, rcode: str,
         assert addresses(await ask(of, "next.test")) == ["192.0.2.1"]
 
 
+async def test_what_upstreams_say_of_dnssec_is_the_reason_for_the_client() -> None:
+    async def script(a: Ask) -> None:
+        reply = a.reply(rcode="SERVFAIL")
+        reply.use_edns(0, options=[dns.edns.EDEOption(9, "no DNSKEY")])
+        a.answer(reply)
+
+    async with Peer(script) as peer, asking(peer) as of:
+        with pytest.raises(UpstreamsFailed, match="EDE 9 no DNSKEY") as failed:
+            await ask(of, "bogus.test")
+        assert failed.value.ede == 9
+
+
 async def test_nxdomain_is_an_answer_and_asks_nobody_else() -> None:
     async def script(a: Ask) -> None:
         a.answer(a.reply(rcode="NXDOMAIN", soa="test. 60 60"))
