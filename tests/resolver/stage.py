@@ -150,7 +150,7 @@ def chains(authority: Authority, folder: Path) -> Any:
 
     @asynccontextmanager
     async def opened(
-        *peers: Peer | DnsUpstream, stale_s: float = 0.0, timeout_s: float = 2.0, clock: Clock = boottime, **kw: Any
+        *peers: Peer | DnsUpstream, stale_s: float = 0.0, timeout_s: float = 10.0, clock: Clock = boottime, **kw: Any
     ) -> AsyncIterator[Chain]:
         listens = tuple(Listen(scheme, HOST, 0) for scheme in CLIENTS)
         cache = kw.pop("cache", None) or DnsCache(serve_stale_s=stale_s, prefetch=False, persist=False)

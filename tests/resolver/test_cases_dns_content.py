@@ -15,6 +15,7 @@ import dns.rdatatype
 import pytest
 
 from config.model import Record, Zone
+from tests.patience import timed
 from tests.peers.authority import Authority
 from tests.peers.dns import Ask, Peer
 from tests.resolver.stage import EVERY_CLIENT, GOOD, GOOD_IP, KINDS, ede, good, ips, query
@@ -61,6 +62,7 @@ async def test_d18_an_address_for_one_subnet_never_reaches_another(chain_of: Any
 
 
 @pytest.mark.parametrize("by", EVERY_CLIENT)
+@timed
 async def test_d19_a_chain_is_never_served_without_its_end(by: str, chain_of: Any) -> None:
     async def script(a: Ask) -> None:
         a.answer(a.reply("a.test. 300 CNAME b.test.", "b.test. 1 CNAME c.test.", "c.test. 60 A 198.51.100.1"))
@@ -317,6 +319,7 @@ async def test_d27_the_longest_suffix_of_whole_labels_decides(by: str, chain_of:
         assert [a.name for a in public.asks] == ["notcorp.example."]
 
 
+@timed
 async def test_d27_a_zone_that_is_down_is_stale_or_a_failure_and_never_public(chain_of: Any) -> None:
     async def script(a: Ask) -> None:
         a.answer(a.reply("1 A 10.0.0.1"))
@@ -402,14 +405,14 @@ async def test_d28_a_chain_into_a_blocked_name_is_blocked(chain_of: Any, tmp_pat
             assert not reply.answer and 15 in ede(reply)
 
 
+@timed
 async def test_d28_a_hundred_thousand_lines_are_read_while_answers_go_on(chain_of: Any, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("".join(f"||n{i}.example^\n" for i in range(100_000)))
     async with Peer(good) as peer, chain_of(peer) as chain:
         chain.reconfigure(blocklists=(str(tmp_path / "list"),))
-        slowest, deadline = 0.0, time.monotonic() + 20
+        slowest = 0.0
         while ips(await chain.ask(query("n99999.example"))) == GOOD_IP:
             begin = time.monotonic()
             await chain.ask(query("other.test"))
             slowest = max(slowest, time.monotonic() - begin)
-            assert time.monotonic() < deadline
         assert slowest < 0.25  # two shared cores: the figure itself is measured in bench/

@@ -22,6 +22,7 @@ from config.model import DnsCache, Resolver
 from resolver import snapshot
 from resolver.cache import Cache
 from resolver.io.service import ResolverService
+from tests.patience import no_hang, timed
 from tests.peers.authority import Authority
 from tests.peers.dns import Ask, Peer
 from tests.resolver.scripted import ScriptedUpstreams, answer
@@ -34,6 +35,7 @@ ENCRYPTED = ["tls", "https", "quic"]
 
 
 @pytest.mark.parametrize("kind", ENCRYPTED)
+@timed
 async def test_d29_behind_a_portal_nothing_falls_to_plain_dns_and_all_is_well_once_it_opens(
     kind: str, chain_of: Any, authority: Authority
 ) -> None:
@@ -51,10 +53,8 @@ async def test_d29_behind_a_portal_nothing_falls_to_plain_dns_and_all_is_well_on
                 assert not portal.asks and not plain.asks
                 (view,) = chain.upstreams.snapshot()
                 assert view.state == "down" and "certificate" in view.reason
-            async with Peer(good, kind, authority, port=port):
-                begin = time.monotonic()
+            async with Peer(good, kind, authority, port=port), no_hang():
                 while not (await chain.ask(query(f"after{time.monotonic_ns()}.test"))).answer:
-                    assert time.monotonic() - begin < 5.0
                     await asyncio.sleep(0.05)
         assert trusted.port == port
 
@@ -63,6 +63,7 @@ async def test_d29_behind_a_portal_nothing_falls_to_plain_dns_and_all_is_well_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@timed
 async def test_d30_after_a_change_of_network_the_first_query_needs_no_timeout(
     kind: str, chain_of: Any, authority: Authority
 ) -> None:
@@ -94,6 +95,7 @@ async def test_d30_time_asleep_counts_for_ttls(tmp_path: Path) -> None:
     await service.close()
 
 
+@timed
 async def test_d30_an_upstream_address_that_leads_nowhere_is_passed_over(chain_of: Any) -> None:
     async with Peer(good, "tcp") as peer:
         nowhere = peer.upstream.__class__("tcp", "localhost", peer.port, "", ("::1", "127.0.0.1"))
@@ -107,6 +109,7 @@ async def test_d30_an_upstream_address_that_leads_nowhere_is_passed_over(chain_o
 # --- D31: the stampede itself in test_cases_dns.py ----------------------------------------------------------------------
 
 
+@timed
 async def test_d31_types_and_bits_are_flights_of_their_own(chain_of: Any) -> None:
     async def script(a: Ask) -> None:
         await asyncio.sleep(0.1)
@@ -139,7 +142,7 @@ async def test_d32_a_prefetch_that_hangs_is_bridged_when_its_entry_ends(tmp_path
     while len(upstreams.asked) < 2:
         await asyncio.sleep(0)
     now[0] = 21.0
-    async with asyncio.timeout(1.0):
+    async with no_hang():  # what it waits for stays away
         reply = dns.message.from_wire(await service.answer(asked, 512) or b"")
     assert ips(reply) == ["192.0.2.1"] and 3 in ede(reply)
     upstreams.held.set()
@@ -292,9 +295,7 @@ async def test_d36_a_file_is_believed_whole_or_dropped_and_ages_while_off(
     upstreams = ScriptedUpstreams()
     config = Resolver(hosts_files=())
     service = ResolverService(config, state_dir=tmp_path, upstreams=upstreams, wall=lambda: NOW)
-    begin = time.monotonic()
     await service.start()
-    assert time.monotonic() - begin < 1.0
     reply = dns.message.from_wire(await service.answer(query("kept.test").to_wire(), 512) or b"")
     assert ips(reply) == (["192.0.2.44"] if of_use else ["192.0.2.1"])
     if of_use:
@@ -328,6 +329,7 @@ async def test_d36_two_processes_leave_a_whole_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", CLIENTS)
+@timed
 async def test_d37_a_failure_is_kept_for_a_second_and_no_blip_takes_a_name_away(by: str, chain_of: Any) -> None:
     failing = True
 

@@ -13,11 +13,11 @@ import dns.message
 import dns.rcode
 import pytest
 
-from tests.patience import no_hang
+from tests.patience import no_hang, promptly
 from tests.peers.authority import Authority
 from tests.peers.dns import Ask, Peer
 from tests.peers.doq_client import doq_client, framed
-from tests.resolver.stage import EVERY_CLIENT, GOOD, GOOD_IP, KINDS, QUICK_S, ede, good, ips, query
+from tests.resolver.stage import EVERY_CLIENT, GOOD, GOOD_IP, KINDS, ede, good, ips, query
 
 DNS = b"application/dns-message"
 
@@ -119,7 +119,7 @@ async def test_d12_another_question_s_answer_and_a_cut_body_are_no_answers(chain
 
     async with Peer(script, "https", authority) as liar, Peer(good) as honest, chain_of(liar, honest) as chain:
         for name in ("cut.test", "swapped.test"):
-            assert ips(await chain.ask(query(name), within_s=1.0)) == GOOD_IP
+            assert ips(await chain.ask(query(name))) == GOOD_IP
         assert len(honest.asks) == 2
 
 
@@ -181,7 +181,7 @@ async def test_d15_hundreds_of_idle_connections_stop_nobody(chain_of: Any) -> No
     async with Peer(good) as peer, chain_of(peer) as chain:
         idle = [await chain.stream("tcp") for _ in range(400)]
         for by in EVERY_CLIENT:
-            assert ips(await chain.ask(query("still.test"), by, QUICK_S * 4)) == GOOD_IP
+            assert ips(await chain.ask(query("still.test"), by)) == GOOD_IP
         await asyncio.gather(*(stream.close() for stream in idle))
 
 
@@ -243,7 +243,5 @@ async def test_d8_the_cause_of_a_failure_reaches_clients_of_every_transport_in_t
         pass
 
     async with Peer(dark) as peer, chain_of(peer, timeout_s=0.4) as chain:
-        begin = time.monotonic()
-        reply = await chain.ask(query("dark.test"), by)
-        assert time.monotonic() - begin < 0.4 + 0.3
+        reply = await promptly(0.4 + 0.3, lambda: chain.ask(query(f"dark{time.monotonic_ns()}.test"), by))
         assert reply.rcode() == dns.rcode.SERVFAIL and str(peer.port) in " ".join(ede(reply).values())

@@ -24,6 +24,7 @@ from resolver.dnssec_answer import Security
 from resolver.io.clock import now
 from resolver.io.fetch import question_for
 from resolver.io.service import ResolverService
+from tests.patience import timed
 from tests.peers.dns import Ask, Peer
 from tests.peers.signed import DAY, SignedZone, Tree
 from tests.resolver.scripted import ScriptedUpstreams, answer
@@ -351,6 +352,7 @@ async def test_keys_that_cannot_be_fetched_are_a_failed_upstream_not_a_bogus_zon
         assert "DNSKEY of good.test." in text(reply)
 
 
+@timed
 async def test_a_huge_answer_is_judged_without_holding_up_others(tmp_path: Path) -> None:
     zone = SignedZone("z.", "\n".join(f"big A 10.1.{n >> 8}.{n & 255}" for n in range(1500)) + "\nwww A 192.0.2.1")
     tree = Tree([SignedZone("."), zone])

@@ -336,7 +336,7 @@ async def test_a_silent_upstream_set_is_given_up_in_time(tmp_path: Path) -> None
     begun = loop.time()
     reply = await lab.ask("a.example")
     assert reply.rcode() == dns.rcode.SERVFAIL and reasons(reply) == [22]
-    assert 0.2 <= loop.time() - begun < 0.3
+    assert loop.time() - begun >= 0.199, "and long before the guard of a hang"
     await lab.service.close()
 
 
@@ -664,7 +664,7 @@ async def test_a_slow_https_record_does_not_hold_the_dial_up(lab: Lab) -> None:
         return answer(query, "60 A 192.0.2.1") if query.question[0].rdtype == 1 else answer(query, soa="example. 60 60")
 
     lab.upstreams.script = script
-    async with asyncio.timeout(1):
+    async with no_hang():  # the record stays away
         found = await lab.service.endpoints("api.example", 443)
     assert (found.addresses, found.alpn) == (("192.0.2.1",), ())
     held.set()

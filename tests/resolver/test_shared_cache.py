@@ -22,7 +22,7 @@ from resolver import shared_cache
 from resolver.io.clock import now
 from resolver.io.service import ResolverService
 from resolver.io.shared_cache import FAILS, WAIT_S, SharedCache
-from tests.patience import no_hang
+from tests.patience import no_hang, timed
 from tests.peers.redis import RedisServer, needs_redis
 from tests.resolver.scripted import ScriptedUpstreams, answer
 
@@ -50,7 +50,7 @@ class Node:
 async def node(url: str, folder: Path, upstreams: ScriptedUpstreams | None = None, **kw: Any) -> AsyncIterator[Node]:
     upstreams = upstreams or ScriptedUpstreams()
     shared = SharedCache(Secret(url), upstreams, clock=now, **({"wall": kw.pop("wall")} if "wall" in kw else {}))
-    config = Resolver(hosts_files=(), timeout_s=1.0, cache=DnsCache(persist=False, prefetch=False), **kw)
+    config = Resolver(hosts_files=(), timeout_s=10.0, cache=DnsCache(persist=False, prefetch=False), **kw)
     service = ResolverService(config, state_dir=folder, upstreams=shared)
     await service.start()
     try:
@@ -61,6 +61,7 @@ async def node(url: str, folder: Path, upstreams: ScriptedUpstreams | None = Non
 
 
 @needs_redis
+@timed  # the store has 4 ms to answer
 async def test_what_one_node_learnt_another_need_not_ask(tmp_path: Path) -> None:
     async with RedisServer(tmp_path) as redis, node(redis.url, tmp_path) as one, node(redis.url, tmp_path) as two:
         assert await one.shared.ready() and await two.shared.ready()
@@ -76,6 +77,7 @@ async def test_what_one_node_learnt_another_need_not_ask(tmp_path: Path) -> None
 
 
 @needs_redis
+@timed  # the store has 4 ms to answer
 async def test_values_end_with_their_ttl_and_keys_name_nobody(tmp_path: Path) -> None:
     async with RedisServer(tmp_path, "s3cret") as redis, node(redis.url, tmp_path) as one:
         assert await one.shared.ready()
@@ -87,6 +89,7 @@ async def test_values_end_with_their_ttl_and_keys_name_nobody(tmp_path: Path) ->
 
 
 @needs_redis
+@timed  # the store has 4 ms to answer
 async def test_failures_and_subnets_are_not_shared_and_denials_are(tmp_path: Path) -> None:
     def script(query: dns.message.Message) -> bytes:
         name = query.question[0].name.to_text()
@@ -106,6 +109,7 @@ async def test_failures_and_subnets_are_not_shared_and_denials_are(tmp_path: Pat
 
 
 @needs_redis
+@timed  # the store has 4 ms to answer
 async def test_do_cd_and_zones_have_values_of_their_own(tmp_path: Path) -> None:
     corp = Zone("corp.test", (DnsUpstream("udp", "192.0.2.53", 53),))
     async with RedisServer(tmp_path) as redis, node(redis.url, tmp_path, zones=(corp,)) as one:
@@ -123,6 +127,7 @@ async def test_do_cd_and_zones_have_values_of_their_own(tmp_path: Path) -> None:
 
 
 @needs_redis
+@timed  # the store has 4 ms to answer
 async def test_what_the_store_says_is_judged_as_an_upstreams_word_is(tmp_path: Path) -> None:
     """Rebinding through the store: an older or careless node may have written a private address."""
     careless = ScriptedUpstreams(script=lambda q: answer(q, "60 A 10.0.0.1"))
@@ -137,6 +142,7 @@ async def test_what_the_store_says_is_judged_as_an_upstreams_word_is(tmp_path: P
 
 
 @needs_redis
+@timed  # the store has 4 ms to answer
 async def test_local_answers_never_reach_the_store(tmp_path: Path) -> None:
     record = Record("edge.test", "A", "127.0.0.1")
     async with RedisServer(tmp_path) as redis, node(redis.url, tmp_path, records=(record,)) as one:
@@ -150,6 +156,7 @@ async def test_local_answers_never_reach_the_store(tmp_path: Path) -> None:
 
 
 @needs_redis
+@timed
 async def test_its_death_and_return_are_not_noticed_by_clients(tmp_path: Path) -> None:
     async with RedisServer(tmp_path) as redis, node(redis.url, tmp_path) as one:
         assert await one.shared.ready()
@@ -168,6 +175,7 @@ async def test_its_death_and_return_are_not_noticed_by_clients(tmp_path: Path) -
 
 
 @needs_redis
+@timed
 async def test_a_deaf_store_costs_a_few_milliseconds_a_few_times(tmp_path: Path) -> None:
     async with RedisServer(tmp_path) as redis, node(redis.url, tmp_path) as one:
         assert await one.shared.ready()
@@ -264,6 +272,7 @@ def test_a_value_ages_by_the_time_it_lay_there() -> None:
     assert shared_cache.unpack(value, outgoing(), 1050.0) is None
 
 
+@timed
 async def test_a_store_that_was_never_there_is_not_waited_for(tmp_path: Path) -> None:
     async with node("redis://127.0.0.1:1/0", tmp_path) as one:
         for i in range(5):
@@ -274,6 +283,7 @@ async def test_a_store_that_was_never_there_is_not_waited_for(tmp_path: Path) ->
 
 
 @needs_redis
+@timed  # the store has 4 ms to answer
 async def test_a_wrong_password_is_said_and_not_repeated_in_the_reason(tmp_path: Path) -> None:
     async with RedisServer(tmp_path, "right") as redis:
         url = redis.url.replace("right", "wr0ng")

@@ -16,6 +16,7 @@ from config.model import Resolver
 from resolver.io.trace import MAX_ALIASES, trace
 from resolver.io.upstream_set import UpstreamSet
 from resolver.trace import ROOT_HINTS, Hop, Server, Trace, read_reply
+from tests.patience import timed
 from tests.peers.dns import Ask, Peer, Script
 
 ROOT, TLD, LEAF = "127.0.0.1", "127.0.0.2", "127.0.0.3"
@@ -76,7 +77,7 @@ async def servers(*scripts: Script) -> AsyncIterator[int]:
 
 async def walk(name: str, rdtype: str = "A") -> Trace:
     async with servers(root, tld, leaf) as port:
-        return await trace(name, rdtype, roots=ROOTS, port=port, timeout_s=1.0)
+        return await trace(name, rdtype, roots=ROOTS, port=port, timeout_s=10.0)
 
 
 async def test_a_walk_shows_every_hop_from_the_root_to_the_answer() -> None:
@@ -87,7 +88,7 @@ async def test_a_walk_shows_every_hop_from_the_root_to_the_answer() -> None:
         ("leaf.example.", "ns.leaf.example.", LEAF, "answer", False),
     ]
     assert found.answer == ("www.leaf.example. 60 IN A 192.0.2.9",) and found.outcome == "answer"
-    assert all(0 < h.rtt_s < 1 for h in found.hops) and found.took_s >= sum(h.rtt_s for h in found.hops)
+    assert all(h.rtt_s > 0 for h in found.hops) and found.took_s >= sum(h.rtt_s for h in found.hops)
 
 
 async def test_servers_are_asked_without_recursion() -> None:
@@ -143,6 +144,7 @@ async def test_a_dead_server_is_a_hop_and_the_next_one_is_tried() -> None:
     assert "refused" in found.hops[0].detail and found.outcome == "answer"
 
 
+@timed
 async def test_the_configured_upstreams_are_compared_beside_the_walk() -> None:
     async def fine(a: Ask) -> None:
         a.answer(a.reply("60 A 192.0.2.9"))
