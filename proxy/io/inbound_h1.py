@@ -70,7 +70,8 @@ class H1ServerConnection(asyncio.Protocol):
         self.origin = origin
         self.limits = service.limits
         # Clients that are told close first, before a request of theirs can meet our close (RFC 9112 9.3).
-        idle_s = int(self.limits.idle_timeout_s)
+        self._idle_timeout_s = self.limits.idle_timeout_s
+        idle_s = int(self._idle_timeout_s)
         self.keep_alive = b"keep-alive: timeout=%d\r\n" % idle_s if idle_s else b""
         self._loop = asyncio.get_running_loop()
         self.wire = Wire(self._loop)
@@ -227,7 +228,12 @@ class H1ServerConnection(asyncio.Protocol):
             return False
         self._express.is_running = False
         self.wire.write(b"%b%b%b%b\r\n%b" % (answer.before, timing, answer.after, self.keep_alive, body))
-        self._await_next()
+        self._phase = Phase.HEAD
+        self._searched = 0
+        self._set_deadline(self._idle_timeout_s)
+        if self._buffer:
+            self.wire.resume()
+            self._loop.call_soon(self._resume_head)
         return True
 
     def unfold(self) -> H1ClientLeg:

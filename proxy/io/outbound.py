@@ -127,7 +127,7 @@ class EdgeConnections:
     def borrow(self) -> Held | None:
         """A warm HTTP/1.1 connection for whoever can do without an opening, given out as `open` would; None: no such one,
         or a shared one should be taken."""
-        if self._shared or not self._idle or self._lines:
+        if self._shared or not self._idle:
             return None
         held = self._idle.pop()
         if held.connection.room <= 0:
