@@ -13,10 +13,10 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from headrace import exits
 from headrace.console import Failure, say
@@ -29,7 +29,7 @@ Without --config: $HEADRACE_CONFIG, $XDG_CONFIG_HOME/headrace/headrace.toml, /et
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {_with_offer(message)}\nTry: {self.prog} --help")
         sys.exit(exits.USAGE)
@@ -52,10 +52,10 @@ def _with_offer(message: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    parser = _build_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    parser = _build_parser(words[0] if words else "")
     args = parser.parse_args(words)
     if args.show_version:
         args.command, args.json = "version", False
@@ -90,87 +90,128 @@ def _module_of(command: str) -> ModuleType:
         gc.enable()
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _build_parser(word: str) -> ArgumentParser:
+    """One that knows the command `word`; all of them when there is no such one, for the help and the nearest word.
+
+    A command's parser takes half a millisecond, and `run` waits for none but its own.
+    """
+    parser = ArgumentParser(
         prog="headrace",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", dest="show_version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    _add_program(commands)
-    _add_looking(commands)
-    _add_changing(commands)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=ArgumentParser)
+    for name in [word] if word in COMMANDS else COMMANDS:
+        text, add = COMMANDS[name]
+        add(commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + "."))
     return parser
 
 
-_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+def _run_arguments(parser: ArgumentParser) -> None:
+    _add_common(parser, config=True)
 
 
-def _add_program(commands: _Commands) -> None:
-    _command(commands, "run", "serve until SIGTERM; SIGHUP loads the configuration again")
-    check = _command(commands, "check", "find every problem of a configuration, offline", config=False, json=True)
-    check.add_argument("file", nargs="?", help="the file; without it, the one that `run` would load")
-    config = _command(commands, "config", "show the effective configuration", config=False)
-    actions = config.add_subparsers(dest="action", required=True, metavar="show", parser_class=_Parser)
+def _check_arguments(parser: ArgumentParser) -> None:
+    _add_common(parser, json=True)
+    parser.add_argument("file", nargs="?", help="the file; without it, the one that `run` would load")
+
+
+def _config_arguments(parser: ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="show", parser_class=ArgumentParser)
     show = actions.add_parser("show", help="every effective value as TOML, secrets hidden")
     show.add_argument("--origin", action="store_true", help="add where each value came from")
     _add_common(show, config=True, json=True)
-    demo = _command(commands, "demo", "show what headrace does, on this machine alone", config=False, json=True)
-    demo.add_argument("--keep", action="store_true", help="leave it running and print lines to try")
-    _command(commands, "version", "print the version", config=False, json=True)
 
 
-def _add_looking(commands: _Commands) -> None:
-    for name, text in (
-        ("query", "resolve a name as headrace does: answer, source, TTL, time"),
-        ("trace", "follow a name from the root servers down, hop by hop"),
-    ):
-        lookup = _command(commands, name, text, json=True)
-        lookup.add_argument("name", help="the domain name")
-        lookup.add_argument("type", nargs="?", default="A", help="the record type (default: A)")
-        if name == "query":
-            lookup.add_argument("--explain", action="store_true", help="say what each step of the way decided")
-        else:
-            lookup.add_argument("--root", metavar="ADDRESS", help="begin at this server instead of the root servers")
-            lookup.add_argument("--port", type=int, default=53, help="the port of all servers on the way (default: 53)")
-    cache = _command(commands, "cache", "show what the DNS cache is good for and holds, or make it forget", json=True)
-    cache.add_argument("action", nargs="?", choices=("stats", "dump", "flush"), default="stats")
-    cache.add_argument("name", nargs="?", help="dump, flush: this name and all below it")
-    cache.add_argument("--all", action="store_true", help="flush: everything")
-    cache.add_argument("--limit", type=int, default=1000, metavar="N", help="dump: at most N entries (default: 1000)")
-    _command(
-        commands, "status", "show what runs, where it listens, who can be reached and what goes through", json=True
-    )
-    edges = _command(commands, "edges", "show each edge: protocol, RTT, load, weight, state and why", json=True)
-    edges.add_argument(
+def _demo_arguments(parser: ArgumentParser) -> None:
+    _add_common(parser, json=True)
+    parser.add_argument("--keep", action="store_true", help="leave it running and print lines to try")
+
+
+def _version_arguments(parser: ArgumentParser) -> None:
+    _add_common(parser, json=True)
+
+
+def _query_arguments(parser: ArgumentParser) -> None:
+    _lookup_arguments(parser)
+    parser.add_argument("--explain", action="store_true", help="say what each step of the way decided")
+
+
+def _trace_arguments(parser: ArgumentParser) -> None:
+    _lookup_arguments(parser)
+    parser.add_argument("--root", metavar="ADDRESS", help="begin at this server instead of the root servers")
+    parser.add_argument("--port", type=int, default=53, help="the port of all servers on the way (default: 53)")
+
+
+def _lookup_arguments(parser: ArgumentParser) -> None:
+    _asking_arguments(parser)
+    parser.add_argument("name", help="the domain name")
+    parser.add_argument("type", nargs="?", default="A", help="the record type (default: A)")
+
+
+def _cache_arguments(parser: ArgumentParser) -> None:
+    _asking_arguments(parser)
+    parser.add_argument("action", nargs="?", choices=("stats", "dump", "flush"), default="stats")
+    parser.add_argument("name", nargs="?", help="dump, flush: this name and all below it")
+    parser.add_argument("--all", action="store_true", help="flush: everything")
+    parser.add_argument("--limit", type=int, default=1000, metavar="N", help="dump: at most N entries (default: 1000)")
+
+
+def _edges_arguments(parser: ArgumentParser) -> None:
+    _asking_arguments(parser)
+    parser.add_argument(
         "--watch", nargs="?", const=2.0, type=_seconds, metavar="SECONDS", help="show it again every 2 (or SECONDS) s"
     )
-    requests = _command(commands, "requests", "show the last requests and where their time went", json=True)
-    requests.add_argument("-n", "--last", type=int, default=20, metavar="N", help="how many (default: 20)")
-    env = _command(commands, "env", "print the variables that point SDKs and tools here")
-    env.add_argument("shell", nargs="?", choices=("bash", "fish", "dotenv"), help="the form (default: by $SHELL)")
-    env.add_argument("--undo", action="store_true", help="take back what an earlier `headrace env` set in this shell")
 
 
-def _add_changing(commands: _Commands) -> None:
-    tickets = _command(commands, "tickets", "show the TLS ticket keys, or rotate them", json=True)
-    tickets.add_argument("action", nargs="?", choices=("show", "rotate"), default="show")
-    _command(commands, "reload", "load the configuration again without breaking a stream", json=True)
+def _requests_arguments(parser: ArgumentParser) -> None:
+    _asking_arguments(parser)
+    parser.add_argument("-n", "--last", type=int, default=20, metavar="N", help="how many (default: 20)")
 
 
-def _command(commands: _Commands, name: str, text: str, *, config: bool = True, json: bool = False) -> _Parser:
-    parser: _Parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    _add_common(parser, config=config, json=json)
-    return parser
+def _env_arguments(parser: ArgumentParser) -> None:
+    _add_common(parser, config=True)
+    parser.add_argument("shell", nargs="?", choices=("bash", "fish", "dotenv"), help="the form (default: by $SHELL)")
+    parser.add_argument(
+        "--undo", action="store_true", help="take back what an earlier `headrace env` set in this shell"
+    )
 
 
-def _add_common(parser: argparse.ArgumentParser, *, config: bool, json: bool) -> None:
+def _tickets_arguments(parser: ArgumentParser) -> None:
+    _asking_arguments(parser)
+    parser.add_argument("action", nargs="?", choices=("show", "rotate"), default="show")
+
+
+def _asking_arguments(parser: ArgumentParser) -> None:
+    _add_common(parser, config=True, json=True)
+
+
+def _add_common(parser: ArgumentParser, *, config: bool = False, json: bool = False) -> None:
     if config:
         parser.add_argument("--config", metavar="FILE", help="the configuration file")
     if json:
         parser.add_argument("--json", action="store_true", help="machine-readable, with a version field")
+
+
+COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], None]]] = {
+    "run": ("serve until SIGTERM; SIGHUP loads the configuration again", _run_arguments),
+    "check": ("find every problem of a configuration, offline", _check_arguments),
+    "config": ("show the effective configuration", _config_arguments),
+    "demo": ("show what headrace does, on this machine alone", _demo_arguments),
+    "version": ("print the version", _version_arguments),
+    "query": ("resolve a name as headrace does: answer, source, TTL, time", _query_arguments),
+    "trace": ("follow a name from the root servers down, hop by hop", _trace_arguments),
+    "cache": ("show what the DNS cache is good for and holds, or make it forget", _cache_arguments),
+    "status": ("show what runs, where it listens, who can be reached and what goes through", _asking_arguments),
+    "edges": ("show each edge: protocol, RTT, load, weight, state and why", _edges_arguments),
+    "requests": ("show the last requests and where their time went", _requests_arguments),
+    "env": ("print the variables that point SDKs and tools here", _env_arguments),
+    "tickets": ("show the TLS ticket keys, or rotate them", _tickets_arguments),
+    "reload": ("load the configuration again without breaking a stream", _asking_arguments),
+}
+"""Each command: what it does, and who adds its arguments."""
 
 
 def _seconds(text: str) -> float:
