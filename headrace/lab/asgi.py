@@ -19,7 +19,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Fields = Iterable[tuple[str, str]]
 
-MAX_BODY = 64 * 1024 * 1024
+MAX_BODY = 256 * 1024 * 1024
 
 
 class ClientGone(Exception):
