@@ -11,6 +11,7 @@ Rules for editing: 1. a header block is encoded at the moment it enters `out`, s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError
@@ -27,7 +28,7 @@ from proxy.h2_frames import (
     rst_stream,
 )
 from proxy.h2_limits import MAX_UNSENT_CONTROL_BYTES
-from proxy.h2_streams import Stream
+from proxy.h2_streams import EMPTY, Stream
 from proxy.hpack import Encoder
 from proxy.messages import Fields
 from proxy.priority import Priority
@@ -96,7 +97,10 @@ class Sender:
 
     def block(self, stream_id: int, fields: Fields, *, end: bool) -> None:
         """As headers(), for an id alone; a single frame's header is the last but one piece of the output."""
-        block, flags, limit = self.encoder.encode(fields), END_STREAM if end else 0, self.max_frame
+        self._lay_out(stream_id, self.encoder.encode(fields), END_STREAM if end else 0)
+
+    def _lay_out(self, stream_id: int, block: bytes, flags: int) -> None:
+        limit = self.max_frame
         if len(block) <= limit:
             self._frame(HEADERS, flags | END_HEADERS, stream_id, block)
             return
@@ -139,7 +143,42 @@ class Sender:
                 self._frame(DATA, 0, stream.id, view[at : at + self.max_frame])
         stream.mark_turn = self.turn
 
+    def fits(self, stream: Stream, size: int) -> bool:
+        """Whether a body of `size` bytes could go out at once, in one frame."""
+        return not (
+            size > stream.send_window
+            or size > self.window
+            or size > self.max_frame
+            or self.blocked
+            or self.pending > PUMP_BYTES
+            or (self.queued and self.turns)
+        )
+
+    def whole(self, stream: Stream, block: bytes, body: bytes) -> None:
+        """A header block, encoded just now, and a whole body that fits(), of a stream that sent nothing yet."""
+        size, coded = len(body), len(block)
+        if coded > self.max_frame:
+            self._lay_out(stream.id, block, 0)
+            if body:
+                self.data(stream, body)
+            self.end(stream)
+            return
+        flags = END_HEADERS if size else END_HEADERS | END_STREAM
+        frames = FRAME_HEADER.pack(coded >> 8, coded & 0xFF, HEADERS, flags, stream.id) + block
+        if size:
+            stream.send_window -= size
+            self.window -= size
+            frames += FRAME_HEADER.pack(size >> 8, size & 0xFF, DATA, END_STREAM, stream.id) + body
+        self.out.append(frames)
+        self.pending += len(frames)
+        if not self.awake:
+            self.wake()
+        stream.ending, stream.send_open = True, False
+        self.ended(stream)
+
     def _enqueue(self, stream: Stream, chunk: bytes, size: int) -> None:
+        if stream.queue is EMPTY:
+            stream.queue = deque()
         stream.queue.append(chunk)
         stream.queued += size
         self.queued += size
@@ -189,12 +228,12 @@ class Sender:
 
     def drop(self, stream: Stream) -> None:
         """Forget what waits of a stream that ended early."""
+        stream.send_open = False
         if stream.queue:
             self.turns.remove(stream.id)
-        self.queued -= stream.queued
-        stream.queued = 0
-        stream.queue.clear()
-        stream.send_open = False
+            self.queued -= stream.queued
+            stream.queued = 0
+            stream.queue.clear()
 
     # ------------------------------------------------------------------------------------------ windows
 

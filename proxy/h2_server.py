@@ -20,16 +20,19 @@ from proxy.h2_frames import (
     MAX_HEADER_LIST_SIZE,
     MAX_WINDOW,
     NO_RFC7540_PRIORITIES,
+    PADDED,
     PREFACE,
     frame,
     goaway,
     word,
 )
 from proxy.h2_heads import UnknownProtocolError, read_request, read_trailers, write_fields, write_response
+from proxy.h2_known import KnownHead, KnownHeads
 from proxy.h2_limits import H2Limits
 from proxy.h2_shapes import Find, Shapes
 from proxy.h2_streams import Stream
-from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
+from proxy.hpack import plain_literal
+from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage, get_field
 from proxy.priority import Priority, adjusted, of_fields, read
 
 EARLY = 64
@@ -62,6 +65,21 @@ class ServerStream(Stream):
         value = head.get(b"priority")
         if value is not None:
             self.connection.sender.prioritize(self, adjusted(self.priority, value))
+
+    def answer(self, known: object, status: int, fields: Fields, last: tuple[bytes, bytes], body: bytes) -> bool:
+        """A whole answer in one step, as head(), data() and end() say it in three; False, and nothing said, where it takes
+        those. `known` stands for the same status and fields each time; `last` comes after them and is new each time."""
+        sender = self.connection.sender
+        if self.answered or self.tunnel or not self.send_open or not sender.fits(self, len(body)):
+            return False
+        block = sender.encoder.standing.get(known)
+        if block is None:
+            if get_field(fields, b"priority") is not None:
+                return False
+            block = sender.encoder.encode_standing(known, write_response(ResponseHead(status, fields)))
+        self.answered = True
+        sender.whole(self, block + plain_literal(*last), body)
+        return True
 
     def prioritize(self, priority: Priority) -> None:
         if not self.spoken_for:
@@ -107,6 +125,7 @@ class ServerConnection(Connection):
         self.shortcut_for: Callable[[RequestHead], Find | None] = lambda _: None
         """Asked for each request without a body: who has whole answers ready for requests that differ in the target alone."""
         self._shapes = Shapes(self._blocks.decoder)
+        self._heads = KnownHeads(self._blocks.decoder)
         self._preface = b""
         self._accepted = False  # the preface is complete
         self._early: dict[int, Priority] = {}  # said of streams that are still to come
@@ -148,12 +167,28 @@ class ServerConnection(Connection):
     # ------------------------------------------------------------------------------------------ requests
 
     def _takes_short_way(self, flags: int, stream_id: int, payload: bytes) -> bool:
-        if self._shapes and flags & ~HAS_PRIORITY == END_STREAM | END_HEADERS:
-            block = payload[5:] if flags & HAS_PRIORITY else payload
+        if flags & (END_HEADERS | PADDED) != END_HEADERS:
+            return False
+        block, ended = payload, flags & END_STREAM != 0
+        if flags & HAS_PRIORITY:
             # A priority that is cut or names the stream itself is for the usual way to judge.
-            if (block is payload or word(payload) != stream_id) and self._answer_ready(stream_id, block):
-                return True
-        return False
+            if len(payload) < 5 or word(payload) == stream_id:
+                return False
+            block = payload[5:]
+        if ended and self._shapes and self._answer_ready(stream_id, block):
+            return True
+        known = self._heads.find(block, ended)
+        return known is not None and self._open_known(stream_id, known, ended)
+
+    def _open_known(self, stream_id: int, known: KnownHead, ended: bool) -> bool:
+        """Open a stream for a head that is known. False: the usual way says what is wrong with the stream's id."""
+        if stream_id <= self.last_id or not stream_id & 1 or self.refuses_above is not None:
+            return False
+        if len(self.streams) >= self.limits.max_streams:
+            return False
+        self.last_id = stream_id
+        self._begin(stream_id, known.again(), ended, known.said)
+        return True
 
     def _answer_ready(self, stream_id: int, block: bytes) -> bool:
         """One answer, prepared whole, for a request of a known shape: no head, no stream, no leg. False: the usual way."""
@@ -208,23 +243,29 @@ class ServerConnection(Connection):
         except UnknownProtocolError:
             self._answer(stream_id, ended, 501, "extended CONNECT for a protocol other than websocket")
             return
+        block = self._blocks.whole
+        if block:
+            self._heads.learn(block, head, ended)
+            if ended and (find := self.shortcut_for(head)) is not None:
+                self._shapes.learn(block, find)
+        self._begin(stream_id, head, ended, of_fields(head.fields))
+
+    def _begin(self, stream_id: int, head: RequestHead, ended: bool, said: Priority | None) -> None:
         stream = ServerStream(self, stream_id)
-        stream.upgrade = head.protocol != b""
-        stream.tunnel = stream.upgrade or head.method == b"CONNECT"
-        stream.expected = None if stream.tunnel else head.length
+        if head.protocol or head.method == b"CONNECT":
+            stream.tunnel, stream.upgrade = True, head.protocol != b""
+        else:
+            stream.expected = head.length
         stream.send_window = self.sender.stream_window
-        said = self._early.pop(stream_id, None) if self._early else None
-        updated = said is not None
-        if said is None:
-            said = of_fields(head.fields)
+        updated = self._early.pop(stream_id, None) if self._early else None
+        if updated is not None:
+            said = updated
         if said is not None:
             stream.priority, stream.spoken_for = said, True
         self.streams[stream_id] = stream
-        if ended and (find := self.shortcut_for(head)) is not None:
-            self._shapes.learn(self._blocks.whole, find)
         self._on_request(stream, head)
-        if updated and said is not None:
-            stream.receiver.on_priority(said)
+        if updated is not None:
+            stream.receiver.on_priority(updated)
         if ended and stream.recv_open:
             self._received_end(stream, None)
 

@@ -18,6 +18,9 @@ from proxy.priority import UNSAID, Priority
 if TYPE_CHECKING:
     from proxy.h2 import Connection
 
+EMPTY: deque[bytes | memoryview] = deque(maxlen=0)
+"""The queue of the many streams that never wait; it holds nothing, whatever is put into it."""
+
 
 class Stream:
     """A leg (`proxy.messages.Leg`) over one stream. The two roles add head(), interim() and abort()."""
@@ -47,7 +50,7 @@ class Stream:
         self.owed = 0  # credit due to the peer, not yet worth a frame
         self.withheld = 0  # bytes passed on while paused
         self.send_window = 0
-        self.queue: deque[bytes | memoryview] = deque()
+        self.queue = EMPTY
         self.queued = 0
         self.full = False
         self.priority = UNSAID

@@ -43,12 +43,13 @@ class StreamFront(NullReceiver):
         leg, head = self._leg, answer.head
         self._express.is_running = False
         leg.receiver = NOBODY
-        leg.head(
-            ResponseHead(head.status, [*answer.fields, (b"server-timing", timing)], head.length, reason=head.reason)
-        )
-        if body:
-            leg.data(body)
-        leg.end()
+        at_once = getattr(leg, "answer", None)  # h2 has a step that says head, data and end
+        last = (b"server-timing", timing)
+        if at_once is None or not at_once(answer, head.status, answer.fields, last, body):
+            leg.head(ResponseHead(head.status, [*answer.fields, last], head.length, reason=head.reason))
+            if body:
+                leg.data(body)
+            leg.end()
         return True
 
     def unfold(self) -> Leg:
