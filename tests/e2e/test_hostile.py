@@ -58,7 +58,7 @@ class Crowd:
         for _, writer in self.members:
             writer.write(words)
 
-    async def all_closed(self, within_s: float) -> list[bytes]:
+    async def all_closed(self, within_s: float = HANG_S) -> list[bytes]:
         """What each got until it was closed; TimeoutError when one was not."""
         async with asyncio.timeout(within_s):
             return list(await asyncio.gather(*(rest(reader) for reader, _ in self.members)))
@@ -108,7 +108,7 @@ async def test_slow_heads_are_ended_by_header_timeout_while_others_are_served(pa
                 if first:
                     slow.say(b"h")  # a byte now and then buys no time
                 await asyncio.sleep(0.1)
-            seen = await slow.all_closed(3)
+            seen = await slow.all_closed()
         assert all(not first or b" 408 " in answer[:20] for answer in seen)
         await until(lambda: descriptors(stage) <= before + 2)
 
@@ -116,7 +116,7 @@ async def test_slow_heads_are_ended_by_header_timeout_while_others_are_served(pa
 @pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
 async def test_clients_that_shake_hands_and_say_nothing_are_closed(alpn: str) -> None:
     async with started(proxy={"header_timeout": "1s"}) as stage, crowd(stage.daemon.target(), 20, alpn=alpn) as slow:
-        await slow.all_closed(4)
+        await slow.all_closed()
         assert await still_serves(stage)
 
 
@@ -125,7 +125,7 @@ async def test_a_handshake_that_never_ends_is_ended() -> None:
         started(proxy={"header_timeout": "1s"}) as stage,
         crowd(stage.daemon.target(), 20, b"\x16\x03\x01\x02") as slow,
     ):
-        await slow.all_closed(4)
+        await slow.all_closed()
         assert await still_serves(stage)
 
 
@@ -133,7 +133,7 @@ async def test_stalled_uploads_end_in_408_and_take_no_edge_away() -> None:
     async with started(pool={"timeouts": {"first_byte": "1s"}}) as stage:
         head = b"POST /lab/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
         async with crowd(stage.daemon.plain_target(), 12, head) as slow:
-            seen = await slow.all_closed(6)
+            seen = await slow.all_closed()
         assert {answer[9:12] for answer in seen} == {b"408"}
         edges = (await stage.daemon.admin("GET", "/edges"))["edges"]
         assert {edge["state"] for edge in edges} == {"healthy"}
@@ -201,7 +201,7 @@ async def test_an_h2_flood_ends_its_own_connection_at_most(stage: Stage, flood: 
     memory = rss_bytes(stage)
     async with crowd(stage.daemon.target(), 2, PREFACE, alpn="h2") as attackers:
         attackers.say(FLOODS[flood])
-        assert (await answers(stage))[0].total_s < 3.0
+        assert (await answers(stage))[0].status == 200, "in the middle of it"
         await asyncio.sleep(0.2)
     assert await still_serves(stage)
     assert rss_bytes(stage) - memory < 60 * MIB

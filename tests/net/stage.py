@@ -188,7 +188,7 @@ class Stage:
 
 @contextmanager
 def staged(ca: ThrowAwayCa, *, ipv6: bool = False, **line: Any) -> Iterator[Stage]:
-    """Pools h1, h2, h3, and `auto`, which speaks h2 and h3 on one port and is found by name."""
+    """Pools h1, h2, h3, h1s, which is h1 over TLS, and `auto`, which speaks h2 and h3 on one port and is found by name."""
     with LossyLink(**line) as link:
         far, side = Side(link.namespace_b), Side(link.namespace_a)
         stack = AsyncExitStack()
@@ -201,7 +201,8 @@ def staged(ca: ThrowAwayCa, *, ipv6: bool = False, **line: Any) -> Iterator[Stag
             for edge in (twin, dual6):
                 far.run(edge.start())
             auto = replace(edges[1].config(), id="auto", protocol="auto", addresses=())
-            configs = [edge.config() for edge in edges] + [auto]
+            over_tls = replace(edges[1].config(), id="h1s", protocol="h1")
+            configs = [edge.config() for edge in edges] + [over_tls, auto]
             near = side.run(stack.enter_async_context(gateway_for(configs, ca, ipv6=ipv6)))
             yield Stage(link, side, near)
         finally:

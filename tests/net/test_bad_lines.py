@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,27 @@ def test_a_path_that_died_while_idle_is_left_after_seconds_and_given_up_after_te
         assert (hanging.ending, hanging.exact) == ("whole", True)
         assert hanging.took_s < 10.5 + SLACK_S
         assert max(told.took_s for told in others) < 0.5 + SLACK_S
+
+
+@pytest.mark.timeout(90)
+def test_a_path_that_dies_in_mid_answer_cuts_every_clients_stream_within_half_a_minute(ca: ThrowAwayCa) -> None:
+    async def all_pairs(near: Near, mute: Callable[[], None]) -> list[Told]:
+        how = {"chunks": 400, "gap_ms": 50}
+        asked = [near.ask(down, up, **how) for down in VERSIONS for up in (*VERSIONS, "h1s")]
+        asked.append(near.ask("h1", "h1s", pieces={5: mute}, **how))
+        return await asyncio.gather(*asked)
+
+    with staged(ca) as stage:
+        seen = stage.side.run(all_pairs(stage.near, stage.link.mute), 45)
+        # Never an end that looks like one, whatever the client speaks: TCP says it by keepalive, h2 and h3 by their PINGs.
+        assert [(told.status, told.ending, told.exact) for told in seen] == [(200, "cut", False)] * 13
+        assert max(told.took_s for told in seen) < 35
+        assert max(told.took_s for told in seen if told.version in ("h2", "h3")) < 20
+        lost = [record.outcome for record in stage.near.records]
+        assert lost == ["edge lost"] * 13
+        # The network is there: only what ran over the dead path is gone.
+        for up in (*VERSIONS, "h1s"):
+            assert stage.ask("h1", up).ending == "whole"
 
 
 def test_an_ipv6_that_leads_nowhere_costs_a_quarter_of_a_second_once(ca: ThrowAwayCa) -> None:

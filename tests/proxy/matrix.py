@@ -100,7 +100,7 @@ class Matrix:
                 port,
                 server_name="localhost",
                 ca_file=str(self._ca.ca_file),
-                timeout_s=5,
+                timeout_s=30,
                 sessions=QuicSessions(),
             )
         self._clients.append(connection)

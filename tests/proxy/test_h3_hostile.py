@@ -219,7 +219,7 @@ async def test_draining_listener_refuses_newcomers_at_once(ca: str, pem: str) ->
         listener.drain()
         client = Client(listener.address[1], ca)
         await client.connect()
-        await client.until(lambda c: c.closed, 1.0)
+        await client.until(lambda c: c.closed)
         assert client.closed is not None and client.closed.error_code == 0x2
         client.vanish()
 
@@ -311,7 +311,7 @@ async def test_wildcard_answers_from_the_address_that_was_asked(ca: str, pem: st
     try:
         for asked in ("127.0.0.1", "127.0.0.7"):
             connection = await dial_quic(  # its socket is connected: it hears that address alone
-                asked, listener.address[1], server_name="localhost", ca_file=ca, timeout_s=3, sessions=QuicSessions()
+                asked, listener.address[1], server_name="localhost", ca_file=ca, timeout_s=30, sessions=QuicSessions()
             )
             connection.abandon()
         assert len(gateway.connections) == 2

@@ -16,7 +16,7 @@ from proxy.io.quic_flow import STREAM_WINDOW
 from proxy.io.quic_server import H3ServerConnection
 from proxy.io.rims import HIGH_WATER, Limits
 from proxy.messages import Abort, Cause, Party, RequestHead, ResponseHead, Stage
-from tests.patience import soon
+from tests.patience import soon, timed
 from tests.peers.h3peers import Answer, Client, Exchanged, Gateway, listening, make_authority, say
 
 
@@ -456,6 +456,7 @@ async def within(exchange: Exchanged, act: Callable[[], None], limit_s: float = 
 
 @pytest.mark.parametrize("act", [stop, reset])
 @pytest.mark.parametrize("begun", [False, True])
+@timed
 async def test_clients_cancel_is_heard_within_100_ms(
     ca: str, pem: str, act: Callable[[Client, Answer], None], begun: bool
 ) -> None:
@@ -481,6 +482,7 @@ async def gateway_answers(client: Client, gateway: Gateway) -> Answer:
     return await client.ask("GET", "/next").whole()
 
 
+@timed
 async def test_closed_connection_cancels_its_requests_within_100_ms(ca: str, pem: str) -> None:
     gateway = Gateway()
     async with listening(gateway, pem) as listener, Client(listener.address[1], ca) as client:
@@ -665,7 +667,7 @@ async def test_idle_connection_ends_after_its_timeout(ca: str, pem: str) -> None
     gateway = Gateway(limits=Limits(idle_timeout_s=0.4))
     async with listening(gateway, pem) as listener, Client(listener.address[1], ca) as client:
         client.vanish()
-        await gateway.until(lambda g: g.lost, 3.0)
+        await gateway.until(lambda g: g.lost)
         await soon(_empty(lambda: listener.connections == 0))
 
 
@@ -688,6 +690,7 @@ async def test_vanished_client_with_work_in_progress_is_noticed(
         assert "nothing heard" in abort.detail
 
 
+@timed
 async def test_quiet_client_that_answers_pings_is_not_lost(ca: str, pem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.io.quic_server.PING_AFTER_S", 0.1)
     monkeypatch.setattr("proxy.io.quic_server.LOST_AFTER_S", 0.3)

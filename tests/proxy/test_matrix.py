@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 
 import pytest
 
@@ -76,14 +75,14 @@ async def test_the_head_and_each_event_leave_when_they_come(down: str, up: str, 
     async with matrix(ca) as made:
         _, _, heard, exchange = await begin(made, down, up, get())
         exchange.leg.head(ResponseHead(200, SSE))
-        await heard.until("head", 1)
+        await heard.until("head")
         assert "data" not in heard.words
         total = 0
         for i in range(5):
             event = b"data: %d\n\n" % i
             total += len(event)
             exchange.leg.data(event)
-            await heard.until_bytes(total, 1)
+            await heard.until_bytes(total)
         exchange.leg.end()
         await heard.until("end")
         assert heard.body == b"".join(b"data: %d\n\n" % i for i in range(5))
@@ -94,7 +93,7 @@ async def test_interim_answers_pass_in_order(down: str, up: str, ca: ThrowAwayCa
         _, _, heard, exchange = await begin(made, down, up, get())
         exchange.leg.interim(ResponseHead(103, [(b"link", b"</a>")]))
         exchange.leg.interim(ResponseHead(102, []))
-        await heard.until("interim", 1)
+        await heard.until("interim")
         exchange.answer(b"x")
         await heard.until("end")
         assert [value.status for word, value in heard.heard if word == "interim"] == [103, 102]
@@ -108,10 +107,8 @@ async def test_a_client_that_leaves_cancels_the_edge_at_once(down: str, up: str,
             exchange.leg.head(ResponseHead(200, SSE))
             exchange.leg.data(b"data: 1\n\n")
             await heard.until("data")
-        began = time.monotonic()
         leg.abort(CANCEL)
-        await exchange.until("abort", 2)
-        assert time.monotonic() - began < 0.5
+        await exchange.until("abort")
         assert exchange.heard[-1][1].by is Party.CLIENT
         await asyncio.sleep(0)
         assert made.records[-1].outcome.startswith("client")
@@ -123,7 +120,7 @@ async def test_a_cut_upload_never_looks_whole(down: str, up: str, ca: ThrowAwayC
         leg.data(b'{"model":"m","mess')
         await exchange.until("data")
         leg.abort(CANCEL)
-        await exchange.until("abort", 2)
+        await exchange.until("abort")
         assert "end" not in exchange.words
 
 
@@ -182,7 +179,7 @@ async def test_a_slow_reader_stops_the_edge_and_loses_nothing(down: str, up: str
             assert sent < 24 << 20, "the edge was never told to stop"
         leg.resume()
         exchange.leg.end()
-        await heard.until("end", 20)
+        await heard.until("end")
         assert len(heard.body) == sent
         assert hashlib.sha256(heard.body).digest() == digest.digest()
 

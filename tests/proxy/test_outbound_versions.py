@@ -25,7 +25,7 @@ from proxy.io.probes import Prober
 from proxy.io.rims import EdgeConnection, Limits
 from proxy.messages import Cause, Leg
 from proxy.reach import Reach
-from tests.patience import eventually, no_hang, soon
+from tests.patience import eventually, no_hang, soon, timed
 from tests.peers.authority import Authority
 from tests.peers.edgepeer import Names, ask, edge_peer, say, wait_for_leg
 from tests.peers.fakeleg import FakeLeg
@@ -200,8 +200,7 @@ async def test_goaway_after_so_many_requests_loses_none_when_retried_as_told(
         for _ in range(35):
             hearing, _ = await ask(pool)
             assert hearing.body == b"nginx"
-        await asyncio.sleep(0.05)
-        assert pool.counts.shared <= 1
+        await eventually(lambda: pool.counts.shared <= 1)
 
 
 @needs_nginx
@@ -273,8 +272,8 @@ class FakeQuic:
         return FakeH3()
 
 
-LOADED_S = 0.3  # what a busy machine may add to anything timed here
-LONG_HEAD_START = Pace(quic_head_start_s=5.0)
+LONG_HEAD_START = Pace(quic_head_start_s=600.0)
+"""Only what happens leads to TCP, not the time that passes."""
 H3 = {"resolver": Names(alpn=("h3", "h2"), localhost=["127.0.0.1"])}
 
 
@@ -291,6 +290,7 @@ async def test_quic_that_answers_in_its_head_start_needs_no_tcp(authority: Autho
         assert marks.version == "h3" and peer.accepted == 0
 
 
+@timed
 async def test_a_udp_black_hole_costs_the_head_start_once(authority: Authority) -> None:
     quic = FakeQuic(TimeoutError("no answer"), silent=True)
     reach = Reach()
@@ -301,7 +301,9 @@ async def test_a_udp_black_hole_costs_the_head_start_once(authority: Authority) 
             _, marks = await wait_for_leg(pool).leg()
             took = time.monotonic() - started
             assert marks.version == "h1" and took >= Pace().quic_head_start_s
-            assert took - marks.tls_s - marks.connect_s < 0.3 + LOADED_S, "P18: TCP's own time and 300 ms"
+            assert took - marks.tls_s - marks.connect_s < 0.6, (
+                "P18: TCP's own time and 300 ms; and the TLS files are read, once"
+            )
             await wait_for_leg(pool, fresh=True).leg()
             assert quic.dialled == 1, "a race in progress is not begun a second time"
             quic.answer.set()
@@ -316,9 +318,8 @@ async def test_a_refused_udp_port_turns_to_tcp_at_once(authority: Authority) -> 
         edge_peer(tls=authority.server_context()) as peer,
         connections(named(peer.port, authority), pace=LONG_HEAD_START, rims=Rims(quic=quic), **H3) as pool,
     ):
-        started = time.monotonic()
         _, marks = await wait_for_leg(pool).leg()
-        assert marks.version == "h1" and time.monotonic() - started < 2.0
+        assert marks.version == "h1"
 
 
 async def test_a_quic_that_comes_late_is_kept_and_serves_what_follows(authority: Authority) -> None:
@@ -341,9 +342,8 @@ async def test_after_a_block_the_next_try_gives_quic_no_head_start(authority: Au
         async with connections(
             named(peer.port, authority), pace=LONG_HEAD_START, rims=Rims(quic=FakeQuic(silent=True)), reach=reach, **H3
         ) as pool:
-            started = time.monotonic()
             _, marks = await wait_for_leg(pool).leg()
-            assert marks.version == "h1" and time.monotonic() - started < 2.0
+            assert marks.version == "h1"
 
 
 async def test_when_both_fail_tcp_says_why_and_quic_is_not_blamed(authority: Authority) -> None:
@@ -404,7 +404,7 @@ async def test_real_quic_wins_against_real_tcp_and_its_probe_measures_tls() -> N
             assert again.reused and peer.accepted == 0
         alone = replace(edge, protocol="h3")
         result = await Prober(alone, resolver=names, reach=Reach(), clock=time.monotonic).probe(
-            Probe(path="/v1/models", timeout_s=3.0)
+            Probe(path="/v1/models", timeout_s=30.0)
         )
         assert (result.ok, result.version, result.rtt_s) == (True, "h3", None)
         assert result.tls_s is not None and result.tls_s > 0
@@ -415,11 +415,11 @@ async def test_a_udp_port_that_really_refuses_turns_to_tcp_at_once(authority: Au
         edge_peer(tls=authority.server_context()) as peer,  # nobody listens on the UDP port of that number
         connections(named(peer.port, authority), pace=LONG_HEAD_START, **H3) as pool,
     ):
-        started = time.monotonic()
         _, marks = await wait_for_leg(pool).leg()
-        assert marks.version == "h1" and time.monotonic() - started < 2.0
+        assert marks.version == "h1"
 
 
+@timed
 async def test_a_udp_port_that_really_is_silent_costs_its_head_start(authority: Authority) -> None:
     reach = Reach()
     async with edge_peer(tls=authority.server_context()) as peer:
@@ -430,5 +430,5 @@ async def test_a_udp_port_that_really_is_silent_costs_its_head_start(authority: 
                 started = time.monotonic()
                 _, marks = await wait_for_leg(pool).leg()
                 assert marks.version == "h1"
-                assert time.monotonic() - started - marks.tls_s - marks.connect_s < 0.3 + LOADED_S
+                assert time.monotonic() - started - marks.tls_s - marks.connect_s < 0.6
                 await eventually(lambda: reach.quic_blocked("localhost", peer.port, time.monotonic()))

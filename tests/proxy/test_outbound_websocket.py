@@ -37,7 +37,7 @@ async def edge(ca: ThrowAwayCa, protocol: Any) -> AsyncIterator[tuple[ByHand, Ed
         ca_file=str(ca.ca_file),
         addresses=("127.0.0.1",),
     )
-    pool = EdgeConnections(config, resolver=Names(), reach=Reach(), clock=now, rims=Rims(), connect_s=2)
+    pool = EdgeConnections(config, resolver=Names(), reach=Reach(), clock=now, rims=Rims(), connect_s=30)
     try:
         yield service, pool
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 
 import pytest
 import uvloop
@@ -15,10 +16,11 @@ from proxy.reach import Reach
 from tests.patience import soon
 from tests.peers.authority import Authority
 from tests.peers.edgepeer import EdgePeer, Names, edge_peer, ok, seeded, silent_port
-from tests.peers.ports import free_port
+from tests.peers.ports import needs_ipv6, refusing_port
 
+PATIENT = Probe(timeout_s=30.0)
+HEALTHZ = Probe(timeout_s=30.0, path="/healthz")
 QUICK = Probe(timeout_s=0.5)
-HEALTHZ = Probe(timeout_s=0.5, path="/healthz")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
 
 
-async def probe(edge: Edge, how: Probe = QUICK) -> ProbeResult:
+async def probe(edge: Edge, how: Probe = PATIENT) -> ProbeResult:
     return await Prober(edge, resolver=Names(), reach=Reach(), clock=time.monotonic).probe(how)
 
 
@@ -50,7 +52,17 @@ async def test_tcp_and_tls_are_timed_apart(authority: Authority) -> None:
     async with edge_peer(tls=authority.server_context()) as peer:
         result = await probe(secure(peer, authority))
     assert result.ok and result.rtt_s and result.tls_s
-    assert result.tls_s > result.rtt_s
+
+
+async def test_what_an_edge_delays_in_tls_is_no_part_of_the_round_trip(authority: Authority) -> None:
+    context = authority.server_context()
+    context.sni_callback = lambda *_: time.sleep(0.2)  # between the client's hello and the server's
+    async with edge_peer(tls=context) as peer:
+        started = time.monotonic()
+        result = await probe(secure(peer, authority))
+        took = time.monotonic() - started
+    assert result.rtt_s and result.tls_s and result.tls_s >= 0.2
+    assert result.rtt_s <= took - result.tls_s
 
 
 async def test_a_probe_uses_up_no_session(authority: Authority) -> None:
@@ -65,7 +77,7 @@ async def test_a_path_is_asked_with_the_edges_own_headers_and_base_path() -> Non
     async with edge_peer() as peer:
         edge = plain(peer, base_path="/v1", headers={"Authorization": Secret("Bearer k")})
         assert await probe(edge, HEALTHZ) == ProbeResult(
-            True, rtt_s=pytest.approx(0.0, abs=0.5), status=200, version="h1"
+            True, rtt_s=pytest.approx(0.0, abs=60.0), status=200, version="h1"
         )
         lines = peer.requests[0].split(b"\r\n")
     assert lines[0] == b"GET /v1/healthz HTTP/1.1"
@@ -84,18 +96,16 @@ async def test_2xx_and_3xx_are_good(status: int, good: bool) -> None:
 async def test_an_edge_that_accepts_and_never_answers_fails_in_time() -> None:
     async with edge_peer() as peer:
         peer.reply = lambda peer, head: None
-        started = time.monotonic()
-        result = await probe(plain(peer), HEALTHZ)
-        assert time.monotonic() - started < 0.8
+        result = await probe(plain(peer), replace(HEALTHZ, timeout_s=0.5))
     assert (result.ok, result.reason) == (False, "GET /healthz: no answer in 0.5 s")
 
 
 async def test_failures_name_what_was_seen(authority: Authority) -> None:
-    port = free_port()
-    refused = await probe(Edge("e", "http", "127.0.0.1", port))
+    with refusing_port() as port:
+        refused = await probe(Edge("e", "http", "127.0.0.1", port))
     assert refused == ProbeResult(False, f"connect 127.0.0.1:{port}: connection refused")
     async with silent_port() as quiet:
-        assert (await probe(Edge("e", "http", "127.0.0.1", quiet))).reason == (
+        assert (await probe(Edge("e", "http", "127.0.0.1", quiet), QUICK)).reason == (
             f"connect 127.0.0.1:{quiet}: no answer in 0.5 s"
         )
     async with edge_peer(tls=authority.server_context(names=("other.test",))) as peer:
@@ -107,6 +117,7 @@ async def test_failures_name_what_was_seen(authority: Authority) -> None:
     assert unknown.reason == "resolve: no address for nowhere.test: NXDOMAIN"
 
 
+@needs_ipv6
 async def test_ipv6_edges_are_probed() -> None:
     async with edge_peer(host="::1") as peer:
         assert (await probe(Edge("e", "http", "::1", peer.port), HEALTHZ)).ok

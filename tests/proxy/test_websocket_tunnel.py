@@ -363,7 +363,7 @@ async def test_half_closed_edge_still_hears_the_client_which_is_told_after_a_gra
 async def test_probe_that_meets_a_reset_tells_the_client_before_the_grace_is_over() -> None:
     joined = Joined()
     joined.edge.receiver.on_end()
-    await until(lambda: len(pings(joined.edge)) == 2, within_s=0.5)
+    await until(lambda: len(pings(joined.edge)) == 2)
     joined.edge.receiver.on_abort(LOST)
     assert closes(joined.client) == [1011]
     joined.leave()
@@ -372,7 +372,7 @@ async def test_probe_that_meets_a_reset_tells_the_client_before_the_grace_is_ove
 async def test_half_closed_client_that_died_is_found_by_probes() -> None:
     joined = Joined()
     joined.client.receiver.on_end()
-    await until(lambda: len(pings(joined.client)) == 2, within_s=0.5)
+    await until(lambda: len(pings(joined.client)) == 2)
     joined.client.receiver.on_abort(GONE)
     assert "abort" in joined.edge.words and len(joined.ends) == 1
 
