@@ -209,6 +209,19 @@ def test_answer_that_was_sent_before_is_looked_up() -> None:
     assert len(block) == 3, "what comes again is in the peer's table by now, one byte each"
 
 
+@pytest.mark.parametrize("move", ["entry", "size"])
+def test_answer_that_was_sent_before_is_coded_anew_when_the_table_moves(move: str) -> None:
+    client, fields = Served(), [(b"content-type", b"text/plain"), (b"server", b"x")]
+    for stream_id in (1, 3, 5):
+        stream_of(client, stream_id).answer("key", 200, fields, TIMING, b"")
+    if move == "size":
+        client.say(settings(header_table_size=0))
+    else:
+        in_three(stream_of(client, 7), [(b"content-type", b"text/html")], b"")
+    stream_of(client, 9).answer("key", 200, fields, TIMING, b"")
+    assert client.heard()[-1] == Seen("Headers", 9, [(b":status", b"200"), *fields, TIMING], True)
+
+
 def test_secret_of_an_answer_is_not_kept() -> None:
     client = Served()
     for stream_id in (1, 3, 5):
