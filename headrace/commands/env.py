@@ -9,13 +9,16 @@ from typing import cast
 
 from headrace import exits
 from headrace.client import load_or_fail
-from headrace.environment import Shell, render
+from headrace.console import say
+from headrace.environment import Shell, render, wanted
 
 
 def run(args: argparse.Namespace) -> int:
     config = load_or_fail(args.config).config
     shell = cast(Shell, args.shell or shell_of(os.environ.get("SHELL", "")))
     sys.stdout.write(render(config, shell, os.environ, args.undo))
+    for note in () if args.undo else wanted(config).notes:
+        say(f"headrace: {note}")  # as comments an `eval` would swallow them
     return exits.OK
 
 

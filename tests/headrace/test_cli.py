@@ -204,6 +204,11 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "# defaults (no file)\n")
 
 
+def test_env_says_beside_its_lines_what_an_eval_would_swallow(config: Path) -> None:
+    assert "headrace: the local CA is made at the first start" in headrace("env", "--config", str(config)).stderr
+    assert headrace("env", "--undo", "--config", str(config)).stderr == ""
+
+
 def test_env_prints_lines_for_the_shell(config: Path) -> None:
     done = headrace("env", "dotenv")
     assert done.returncode == 0
