@@ -295,10 +295,12 @@ class Express:
             self._unfold()[1].take(chunk)
             return
         now = known.lane.relay.clock()
-        timing = b'headrace;desc="%b %b h1 reused", wait;dur=%.1f' % (
+        tenths = round((now - self._start) * 1e4)
+        timing = b'headrace;desc="%b %b h1 reused", wait;dur=%d.%d' % (
             known.lane.relay.id_of(self._number),
             self._edge.name,
-            (now - self._start) * 1e3,
+            tenths // 10,
+            tenths % 10,
         )
         if not self._front.answer_known(answer, timing, chunk[end:]):
             self._unfold()[1].take(chunk)
