@@ -22,8 +22,8 @@ from typing import Any
 from headrace.lab.clients import Request, Target, ask
 from headrace.lab.settings import DaemonPorts
 
-READY_WITHIN_S = 15.0
-STOP_WITHIN_S = 15.0
+READY_WITHIN_S = 45.0
+STOP_WITHIN_S = 45.0
 QUOTED_LINES = 15
 
 

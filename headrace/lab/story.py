@@ -33,6 +33,7 @@ SLOW_S = 0.4
 BAR_WIDTH = 40
 SUM_TOLERANCE_S = 0.005
 HANDSHAKES = 5
+CACHED = 20
 
 
 class StepFailed(Exception):
@@ -61,7 +62,7 @@ Step = Callable[[Stage], Awaitable[list[Fact]]]
 async def resolve_twice(stage: Stage) -> list[Fact]:
     """A name over encrypted DNS, then from the cache."""
     before = stage.lab.nameserver.queries["https", NAME, "A"]
-    fresh_s, cached_s = await _query(stage), min([await _query(stage) for _ in range(5)])
+    fresh_s, cached_s = await _query(stage), min([await _query(stage) for _ in range(CACHED)])
     asked = stage.lab.nameserver.queries["https", NAME, "A"] - before
     expect(asked == 1, f"the upstream was asked {asked} times over DoH, not once")
     expect(cached_s < fresh_s, f"the cache took {ms(cached_s)}, the upstream {ms(fresh_s)}")
@@ -123,10 +124,12 @@ async def rotate_tickets(stage: Stage) -> list[Fact]:
 async def slow_one_edge(stage: Stage) -> list[Fact]:
     """An edge that answers late loses weight, beside what it had when all three were equal."""
     edge = stage.lab.edges["edge-b"]
-    await _ask_many(stage, "equal", 30)
+    usual_s = await _ask_many(stage, "equal", 30)
     before = await _live_weight(stage, edge.id)
     served_before = edge.tally.numbers["answered"]
-    edge.controls.first_byte_s = SLOW_S
+    # Late beside the others, also on a machine that is so busy that all of them take their time.
+    late_s = max(SLOW_S, 4 * usual_s)
+    edge.controls.first_byte_s = late_s
     for batch in range(3):
         await _ask_many(stage, f"slow-{batch}", 10)
     served = edge.tally.numbers["answered"] - served_before
@@ -134,9 +137,9 @@ async def slow_one_edge(stage: Stage) -> list[Fact]:
     edge.controls.reset()
     expect(after < before * 0.7, f"live weight {before:.1f} -> {after:.1f} after {served} slow answers")
     line = (
-        f"edge-b answers {ms(SLOW_S)} late: live weight {before:.1f} -> {after:.1f}, {served} of 30 requests went there"
+        f"edge-b answers {ms(late_s)} late: live weight {before:.1f} -> {after:.1f}, {served} of 30 requests went there"
     )
-    return [Fact(line, {"before": before, "after": after, "late_s": SLOW_S, "served": served})]
+    return [Fact(line, {"before": before, "after": after, "late_s": late_s, "served": served})]
 
 
 async def kill_one_edge(stage: Stage) -> list[Fact]:
@@ -183,7 +186,7 @@ async def drain_one_edge(stage: Stage) -> list[Fact]:
 
 async def keep_a_websocket(stage: Stage) -> list[Fact]:
     """A socket that idles past the edge's limit, and loses its edge before the first message."""
-    idle_s, limit_s = 1.6, 0.8
+    idle_s, limit_s = 2.8, 1.6
     for edge in stage.lab.edges.values():
         edge.controls.change({"greet": False, "websocket_idle_s": limit_s})
     async with WebSocketClient(stage.daemon.target(), REALTIME) as client:
@@ -281,7 +284,7 @@ def _query_over_udp(port: int) -> float:
     query = dns.message.make_query(NAME, "A")
     wire = query.to_wire()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(3.0)
+        asking.settimeout(10.0)
         asking.connect(("127.0.0.1", port))
         started = time.perf_counter()
         asking.send(wire)
@@ -315,9 +318,12 @@ async def _until_served_by(stage: Stage, edge: LabEdge) -> list[Answer]:
     return answers
 
 
-async def _ask_many(stage: Stage, prefix: str, count: int) -> None:
+async def _ask_many(stage: Stage, prefix: str, count: int) -> float:
+    """Ask all at once; the median time to the first byte."""
     asked = [ask("h1", stage.daemon.plain_target(), chat(f"{prefix}-{index}")) for index in range(count)]
-    expect_whole(*await asyncio.gather(*asked))
+    answers = await asyncio.gather(*asked)
+    expect_whole(*answers)
+    return sorted(answer.first_byte_s for answer in answers)[count // 2]
 
 
 async def _later(delay_s: float, stage: Stage, request_id: str) -> Answer:

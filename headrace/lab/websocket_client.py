@@ -52,7 +52,7 @@ class WebSocketClient:
         self._writer.write(self._wire.send(Upgrade(host=self._target.authority, target=self._path)))
         self._reading = asyncio.ensure_future(self._read())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await self._opened
         except BaseException:
             await self._stop()
