@@ -114,6 +114,14 @@ class H1ServerConnection(asyncio.Protocol):
         self.service.on_disconnected(self)
 
     def data_received(self, data: bytes) -> None:
+        turn = self.wire.turn
+        turn.is_open = True
+        try:
+            self._hear(data)
+        finally:
+            turn.end()
+
+    def _hear(self, data: bytes) -> None:
         phase = self._phase
         if phase is Phase.BODY:
             self._on_body(data, 0)
@@ -227,7 +235,7 @@ class H1ServerConnection(asyncio.Protocol):
         if self._draining or self._full:
             return False
         self._express.is_running = False
-        self.wire.write(b"%b%b%b%b\r\n%b" % (answer.before, timing, answer.after, self.keep_alive, body))
+        self.wire.write_whole(b"%b%b%b%b\r\n%b" % (answer.before, timing, answer.after, self.keep_alive, body))
         self._phase = Phase.HEAD
         self._searched = 0
         self._set_deadline(self._idle_timeout_s)

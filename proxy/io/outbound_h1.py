@@ -79,7 +79,7 @@ class H1EdgeConnection(asyncio.Protocol):
         self._leg = leg
         self._exchanges += 1
         self.room = 0
-        self.wire.write(request)
+        self.wire.write_whole(request)
 
     def restore(self, idle_hint_s: float) -> bool:
         """The answer of the lent connection was whole; whether another request may follow, of which nobody is told."""
@@ -122,10 +122,16 @@ class H1EdgeConnection(asyncio.Protocol):
         self.room = 0 if self._retired else 1
 
     def data_received(self, data: bytes) -> None:
-        if self._leg is None:
+        leg = self._leg
+        if leg is None:
             self._shut()  # nothing was asked: whatever this is, the connection is out of step
-        else:
-            self._leg.take(data)
+            return
+        turn = self.wire.turn
+        turn.is_open = True
+        try:
+            leg.take(data)
+        finally:
+            turn.end()
 
     def eof_received(self) -> bool:
         leg = self._leg
