@@ -428,6 +428,8 @@ class ChunkedReader:
                 return at
             give(chunk[end + 2 : stop])
             at = stop + 2
+            if at == len(chunk):
+                return at
 
     def _size_of(self, line: bytes) -> int:
         """A chunk size for the short way; 0 sends anything unusual the general way, which knows what to refuse."""

@@ -340,7 +340,7 @@ class H1EdgeLeg:
     def _take_body(self, chunk: bytes, start: int) -> None:
         reader = self._reader
         assert reader is not None
-        at = reader.feed(chunk, start, self._give)
+        at = reader.feed(chunk, start, self.receiver.on_data)
         if self._dead or not reader.done:
             return
         if at < len(chunk):
@@ -352,10 +352,6 @@ class H1EdgeLeg:
         if trailers:
             self.receiver.on_trailers(trailers)
         self.receiver.on_end()
-
-    def _give(self, piece: bytes) -> None:
-        if not self._dead:
-            self.receiver.on_data(piece)
 
     def take_eof(self) -> bool:
         """The edge's FIN; True keeps our direction open, which only a tunnel needs."""

@@ -109,11 +109,11 @@ class Wire:
     def flush(self) -> None:
         """Give what was gathered to the transport now."""
         self._flush_due = False
-        out = self._out
+        out, transport = self._out, self._transport
         if out:
             self._out = []
-            if self.is_open:
-                cast(asyncio.Transport, self._transport).write(out[0] if len(out) == 1 else b"".join(out))
+            if transport is not None and not transport.is_closing():
+                transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def pause(self) -> None:
         if self._reading and self.is_open:
