@@ -16,7 +16,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from bench.measure import Figures, free_port, record, take_turns
+from bench.measure import Figures, free_ports, record, take_turns
 
 POLL_S = 0.001
 WITHIN_S = 20.0
@@ -26,7 +26,7 @@ ASK = b"GET /bench/x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 def config(folder: Path) -> tuple[Path, int]:
     """A file with fresh ports over a `state_dir` that stays; and the port of the plain listener."""
-    plain, tls, dns, dot, admin, nobody = (free_port() for _ in range(6))
+    plain, tls, dns, dot, admin, nobody = free_ports(6)
     file = folder / "headrace.toml"
     file.write_text(
         f'state_dir = "{folder}/state"\nlog = {{ level = "error" }}\n[admin]\nlisten = "http://127.0.0.1:{admin}"\n'
