@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING, Protocol
 from proxy import headers
 from proxy.h1 import HeadError, parse_response, write_request, write_response
 from proxy.io.edge_state import EdgeState, Place
-from proxy.io.outbound_h1 import H1EdgeLeg
+from proxy.io.outbound_h1 import H1EdgeConnection, H1EdgeLeg
 from proxy.io.relay import Exchange, Relay, request_for_edge
 from proxy.io.sides import SECOND_LOOK
 from proxy.known_heads import Shape
-from proxy.messages import Abort, Leg, RequestHead, ResponseHead
+from proxy.messages import NAME, Abort, Leg, RequestHead, ResponseHead
 from proxy.routing import host_of, is_loopback
+from proxy.secret_fields import SECRET
 from proxy.sse import observer_for
 from proxy.waterfall import RequestRecord, Waterfall
 
@@ -86,7 +87,7 @@ class Lane:
         except KeyError:
             pass
         known = _read_answer(raw, loopback=loopback)
-        if known is None or known.head.get(b"set-cookie") is None:  # a secret stays no longer than its answer
+        if known is None or SECRET.isdisjoint(map(NAME, known.head.fields)):  # a secret stays no longer than its answer
             if len(answers) >= KEPT_ANSWERS:
                 answers.clear()
             answers[raw] = known
@@ -106,10 +107,23 @@ def _read_answer(raw: bytes, *, loopback: bool) -> KnownAnswer | None:
     return KnownAnswer(head, head.length, framing.idle_hint_s, loopback=loopback)
 
 
+class About:
+    """What records say of all requests like one. Unlike `Known` it holds no field, so that no record keeps a secret."""
+
+    __slots__ = ("host", "method", "path", "pool", "version")
+
+    def __init__(self, head: RequestHead, pool: str, version: str) -> None:
+        self.method = head.method.decode("latin-1")
+        self.host = host_of(head.authority)
+        self.path = head.target.split(b"?", 1)[0].decode("latin-1")
+        self.pool = pool
+        self.version = version
+
+
 class Known:
     """A head of a client's connection that was judged and routed, for all heads of the connection like it."""
 
-    __slots__ = ("_length_at", "_sent", "head", "lane", "loopback", "origin", "pool", "pool_name", "priority", "target")
+    __slots__ = ("_length_at", "_sent", "about", "head", "lane", "loopback", "origin", "pool", "priority", "target")
 
     def __init__(self, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes) -> None:
         self.head = head
@@ -117,7 +131,7 @@ class Known:
         self.lane = lane
         self.pool = pool
         self.target = target
-        self.pool_name = pool.config.name
+        self.about = About(head, pool.config.name, origin.version)
         self.loopback = is_loopback(host_of(head.authority))
         self.priority = pool.priorities.of(target) if pool.priorities is not None else None
         names = [name for name, _ in head.fields]
@@ -161,8 +175,9 @@ class KnownRecord:
     """What is counted of a request that went the short way; `whole` works out the rest, for those few that people read."""
 
     __slots__ = (
-        "_known",
+        "_about",
         "_number",
+        "_relay",
         "bytes_in",
         "bytes_out",
         "edge",
@@ -178,10 +193,11 @@ class KnownRecord:
     attempts = 1
     reused = True
 
-    def __init__(self, known: Known, number: int, edge: str, start: float, wall_s: float) -> None:
-        self._known = known
+    def __init__(self, relay: Relay, about: About, number: int, edge: str, start: float, wall_s: float) -> None:
+        self._relay = relay
+        self._about = about
         self._number = number
-        self.pool = known.pool_name
+        self.pool = about.pool
         self.edge = edge
         self.start = start
         self.wall_s = wall_s
@@ -191,7 +207,7 @@ class KnownRecord:
 
     def whole(self) -> RequestRecord:
         """The record that the ordinary way would have made."""
-        head, origin, relay = self._known.head, self._known.origin, self._known.lane.relay
+        relay, about = self._relay, self._about
         fall = Waterfall(self.start)
         fall.opened = fall.sent = self.start
         fall.head = fall.ended = self.start + self.wall_s
@@ -200,13 +216,13 @@ class KnownRecord:
         return RequestRecord(
             relay.id_of(self._number).decode(),
             self.start + relay.epoch,
-            head.method.decode("latin-1"),
-            host_of(head.authority),
-            head.target.split(b"?", 1)[0].decode("latin-1"),
-            self.pool,
+            about.method,
+            about.host,
+            about.path,
+            about.pool,
             fall,
             self.edge,
-            origin.version,
+            about.version,
             "h1",
             self.status,
             bytes_in=self.bytes_in,
@@ -232,6 +248,7 @@ class Express:
     __slots__ = (
         "_body",
         "_candidates",
+        "_connection",
         "_edge",
         "_front",
         "_held",
@@ -264,9 +281,14 @@ class Express:
             edge = pool.edges[candidates[0]]
         else:
             candidates = [edge.id]
+        try:
+            _, head, after, has_length = known.for_edge(edge)
+        except ValueError:  # a reload of the edge made it too long
+            return False
         held = edge.connections.borrow()
         if held is None:
             return False
+        connection: H1EdgeConnection = held.connection  # type: ignore[assignment]  # it lends no other
         self._known, self._body, self._start = known, body, now
         self._edge, self._held, self._candidates = edge, held, candidates
         timeouts = pool.config.timeouts
@@ -277,10 +299,10 @@ class Express:
         self._number = relay.enter(self, now)
         pool.budget.note_request(now)
         edge.begin(now)
-        _, head, after, has_length = known.for_edge(edge)
         if has_length:
             head = b"%b%d%b%b" % (head, len(body), after, body)
-        held.connection.lend(self, head)  # type: ignore[attr-defined]
+        self._connection = connection
+        connection.lend(self, head)
         return True
 
     # ---------------------------------------------------------------- from the edge's connection, as its leg
@@ -312,9 +334,9 @@ class Express:
         relay = known.lane.relay
         edge.served(answer.head, now, wall_s)
         relay.exchanges.discard(self)
-        if held.connection.restore(answer.idle_hint_s):  # type: ignore[attr-defined]
+        if self._connection.restore(answer.idle_hint_s):
             edge.connections.give_back(held)
-        record = KnownRecord(known, self._number, edge.id, self._start, wall_s)
+        record = KnownRecord(relay, known.about, self._number, edge.id, self._start, wall_s)
         record.status = answer.head.status
         record.bytes_in = len(self._body)
         record.bytes_out = answer.length
@@ -355,7 +377,7 @@ class Express:
         relay = known.lane.relay
         relay.exchanges.discard(self)
         client = self._front.unfold()
-        leg: H1EdgeLeg = self._held.connection.unfold(head.method)  # type: ignore[attr-defined]
+        leg = self._connection.unfold(head.method)
         name = relay.id_of(self._number).decode()
         exchange = Exchange(relay, client, head, known.origin, known.pool, known.target, name, now=self._start)
         relay.exchanges.add(exchange)

@@ -7,6 +7,7 @@ by one that never knows any. The ordinary way is the oracle.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import re
 import socket
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
 from typing import cast
 
 import pytest
@@ -26,6 +28,7 @@ from proxy.health import State
 from proxy.io.edges import EdgeSet
 from proxy.io.gateway import Gateway
 from proxy.io.inbound_tcp import listen_tcp
+from proxy.io.relay import Relay
 from proxy.messages import RequestHead
 from proxy.waterfall import Finished, RequestRecord
 from resolver.io.clock import now
@@ -569,6 +572,22 @@ async def test_a_head_that_differs_in_more_than_its_length_is_judged_anew() -> N
         await s.answered(0)
         assert s.heard.startswith(b"HTTP/1.1 421 ")
         assert s.gateway.lane.taken == 0
+
+
+async def test_a_record_holds_no_field_of_its_request() -> None:
+    """Records outlive their connections by far; a key must not."""
+    async with stage(short=True) as s:
+        await s.warm()
+        await s.exchange()
+        seen, todo = set(), [s.records[0]]
+        while todo:
+            one = todo.pop()
+            if id(one) in seen or isinstance(one, type | ModuleType | FunctionType | MethodType):
+                continue
+            seen.add(id(one))
+            assert not isinstance(one, RequestHead)
+            if not isinstance(one, Relay):
+                todo += gc.get_referents(one)
 
 
 async def test_many_requests_leave_nothing_behind() -> None:
