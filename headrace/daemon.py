@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
-import resource
 import signal
 import ssl
 import time
@@ -27,7 +25,7 @@ from dataclasses import replace
 
 from config.load import ConfigError, Loaded, find_file, load
 from config.model import Config, Resolver
-from headrace import exits, logs, state
+from headrace import exits, logs, process, state
 from headrace.admin import AdminApp, AdminServer
 from headrace.allocator import keep_blocks
 from headrace.identity import Certificate, OwnIdentity
@@ -55,7 +53,6 @@ FLUSH_S = 0.05
 DRAIN_LOOK_S = 0.02
 LINGER_S = 0.5
 """After the last exchange: time for idle connections to say goodbye."""
-MOST_DESCRIPTORS = 1 << 20
 RENEW_S = 3600.0
 """How often certificate files are looked at: ours are issued anew in time, others may be replaced at any time."""
 
@@ -67,7 +64,7 @@ def serve(loaded: Loaded, *, named: str | None) -> int:
     import uvloop
 
     output = logs.set_up_logging(loaded.config.log)
-    _take_descriptors()
+    process.take_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(_log_unexpected)
         return runner.run(Daemon(loaded, named=named, output=output).run())
@@ -194,11 +191,7 @@ class Daemon:
         logger.info("ready after %.0f ms, %d pools", took_ms, len(self.config.pools))
         for note in self.loaded.notes:
             logger.warning("%s", note)
-        # What exists now lives as long as the process: the collector need not walk it again. Exchanges leave no cycles
-        # behind, so looking for some every 700 objects (the default) costs a fifth of a small request for nothing.
-        gc.freeze()
-        gc.enable()
-        gc.set_threshold(20_000, 20, 50)
+        process.keep_what_exists()
         keep_blocks()
         self.notifier.ready(f"{len(self.listeners.addresses)} listeners, {len(self.config.pools)} pools")
 
@@ -400,15 +393,6 @@ class Daemon:
 
     def _flush(self) -> None:
         self.telemetry.flush_log(self._output, as_json=self._log_json)
-
-
-def _take_descriptors() -> None:
-    """All the descriptors that we may have. The soft limit of 1024 is there for select(2), which nothing here uses."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
