@@ -272,15 +272,6 @@ def _write_ttls(out: bytearray, ttl_at: tuple[int, ...], age_s: int, most_s: int
         _TTL.pack_into(out, at, min(left_s, most_s) if left_s > 0 else 0)
 
 
-def at_age(tail: bytes, answer: Answer, age_s: int) -> bytes:
-    """A reply made from `answer`, without its id, with the TTLs of another age."""
-    out = bytearray(tail)
-    for at in answer.ttl_at:
-        left_s = _TTL.unpack_from(answer.wire, at)[0] - age_s
-        _TTL.pack_into(out, at - 2, left_s if left_s > 0 else 0)
-    return bytes(out)
-
-
 def _padding(length: int, limit: int) -> bytes:
     """The option that brings a message of `length` bytes to the next multiple of 468 (RFC 7830 3)."""
     fill = -(length + 4) % PADDED_TO

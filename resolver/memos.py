@@ -9,9 +9,10 @@ longer true is not used, and a full table is emptied, which costs each name one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from typing import NamedTuple
 
-from resolver.answer import Answer, at_age
+from resolver.answer import Answer
 from resolver.cache import Entry
 from resolver.question import Question
 
@@ -28,26 +29,45 @@ class Memo(NamedTuple):
     tail: bytes  # the reply behind its id
 
 
+_made = tuple.__new__
+_TTL = Struct("!I")
+_unpack_ttl, _pack_ttl = _TTL.unpack_from, _TTL.pack_into
+
+
 class Memos(dict[bytes, Memo]):
     """By the bytes of the query behind its id. `renewed` is told each entry whose reply is written anew: the first use in a
     second of its age, and so all that anybody can learn of uses without costing the others something."""
 
-    renewed: Callable[[Entry, float], None] | None = None
+    renewed: Callable[[Entry, float], None]
+    deaf_until = float("inf")
+    """Before it nobody wants to be told."""
+    hits = 0  # replies taken from here, counted by who takes them
 
     def find(self, key: bytes, now: float) -> Memo | None:
-        """The reply that is true now. Without the renewal ten thousand names were parsed anew once a second each."""
-        memo = self.get(key)
-        if memo is None or memo.entry.answer is not memo.answer:
-            return None
-        return memo if now < memo.until else self._renewed(key, memo, now)
+        """The reply that is true now, its TTLs written anew where a second has passed.
 
-    def _renewed(self, key: bytes, memo: Memo, now: float) -> Memo | None:
-        _, entry, answer, tail = memo
-        if now >= entry.expires_at or now >= entry.refresh_at:
+        One function with everything in locals: most names are asked less than once a second, so that this is their usual
+        way, and each call it would make is code that a process which just slept has to fetch again: 18 us of waiting.
+        """
+        memo = self.get(key)
+        if memo is None:
+            return None
+        until, entry, answer, tail = memo
+        if entry.answer is not answer:
+            return None
+        if now < until:
+            return memo
+        soonest = entry.refresh_at if entry.refresh_at < entry.expires_at else entry.expires_at
+        if now >= soonest:
             return None
         age_s = int(now - entry.stored_at)
-        self[key] = memo = Memo(_until(entry, age_s), entry, answer, at_age(tail, answer, age_s))
-        if self.renewed is not None:
+        until = entry.stored_at + age_s + 1
+        aged, wire = bytearray(tail), answer.wire
+        for at in answer.ttl_at:
+            left_s = _unpack_ttl(wire, at)[0] - age_s
+            _pack_ttl(aged, at - 2, left_s if left_s > 0 else 0)
+        self[key] = memo = _made(Memo, (until if until < soonest else soonest, entry, answer, bytes(aged)))
+        if now >= self.deaf_until:
             self.renewed(entry, now)
         return memo
 
@@ -68,4 +88,6 @@ class Memos(dict[bytes, Memo]):
 
 
 def _until(entry: Entry, age_s: int) -> float:
-    return min(entry.stored_at + age_s + 1, entry.expires_at, entry.refresh_at)
+    until = entry.stored_at + age_s + 1
+    soonest = entry.refresh_at if entry.refresh_at < entry.expires_at else entry.expires_at
+    return until if until < soonest else soonest

@@ -84,13 +84,12 @@ class ResolverService:
         self._chain = Chain(self._cache)
         self._memos = (Memos(), Memos())  # plain, sealed
         self._asking = Asking(self._chain, clock)
-        self._ahead = Ahead(self._chain, self._asking, clock)
-        for memos in self._memos:
-            memos.renewed = self._ahead.asked_again
+        self._ahead = Ahead(self._chain, self._asking, clock, self._memos)
         saved = SavedCache(state_dir, self._cache, clock, wall)
         self._house = Housekeeping(self._chain, self._asking, saved, clock, self._forget_memos)
         self._housekeeping: asyncio.Task[None] | None = None
-        self._queries = self._memo_hits = 0
+        self._queries = 0
+        self.now = clock
         self._designated: tuple[Rr, ...] = ()
         self.replies: dict[str, list[int]] = {}
         self.query_log: QueryLog | None = None
@@ -134,7 +133,7 @@ class ResolverService:
         self._house.config = config
         self._house.read_hosts()
         bounds = Bounds(int(cache.min_ttl_s), int(cache.max_ttl_s), int(cache.max_negative_ttl_s))
-        self._chain.foresight.listen(cache.prefetch and cache.serve_stale_s > 0)
+        self._ahead.listen(cache.prefetch and cache.serve_stale_s > 0)
         self._asking.timeout_s, self._asking.stale_after_s = config.timeout_s, cache.stale_answer_after_s
         self._asking.fetcher = Fetcher(
             self._upstreams,
@@ -181,8 +180,7 @@ class ResolverService:
         """
         memo = self._memos[sealed].find(wire[2:], self._clock())
         if memo is not None:
-            memo.entry.hits += 1
-            self._memo_hits += 1
+            self.used(memo)
             return wire[:2] + memo.tail
         found = self._read(wire, limit, sealed, keepalive_s)
         return found if isinstance(found, bytes) else None
@@ -191,8 +189,7 @@ class ResolverService:
         """As `answer_cached`, but what must be waited for comes back read, for `wait`: nothing is parsed or looked up twice."""
         memo = self._memos[sealed].find(wire[2:], self._clock())
         if memo is not None:
-            memo.entry.hits += 1
-            self._memo_hits += 1
+            self.used(memo)
             return wire[:2] + memo.tail
         return self._read(wire, limit, sealed, keepalive_s)
 
@@ -202,7 +199,7 @@ class ResolverService:
 
     def used(self, memo: Memo) -> None:
         memo.entry.hits += 1
-        self._memo_hits += 1
+        self._memos[False].hits += 1
 
     def known(self, *, sealed: bool = False) -> Memos:
         """Ready replies by the bytes of the query behind its id, for loops that cannot afford a call; see `Memo` for what
@@ -211,7 +208,7 @@ class ResolverService:
 
     def count_known(self, hits: int) -> None:
         """So many replies were taken from `known`; each counted a hit of its entry there."""
-        self._memo_hits += hits
+        self._memos[False].hits += hits
 
     def _read(self, wire: bytes, limit: int, sealed: bool, keepalive_s: float) -> bytes | Wanted:
         asked = parse(wire)
@@ -324,10 +321,11 @@ class ResolverService:
         return await dial_endpoints(self._resolve, host, port)
 
     def stats(self) -> dict[str, int | float]:
+        memo_hits = sum(memos.hits for memos in self._memos)
         return {
             **self._chain.counts,
-            "queries": self._queries + self._memo_hits,
-            "memo": self._memo_hits,
+            "queries": self._queries + memo_hits,
+            "memo": memo_hits,
             "upstream": self._asking.begun,
             "entries": len(self._cache),
             "bytes": self._cache.used,
@@ -347,9 +345,6 @@ class ResolverService:
     def counter(self, transport: str) -> list[int]:
         """Replies over a transport by the lower four bits of their rcode: a listener adds to it, metrics read it."""
         return self.replies.setdefault(transport, [0] * 16)
-
-    def now(self) -> float:
-        return self._clock()
 
     def flush(self, name: str | None = None) -> int:
         """Forgets everything, or a name and all below it; how many answers that were. Raises ValueError for no name."""

@@ -67,7 +67,8 @@ async def test_a_page_that_expired_is_refreshed_when_its_first_name_is_asked(by:
         await load(chain, by)
         assert begun(chain) == 6 and not peer.asks, "whoever asks now finds a fresh answer"
         stats = chain.service.stats()
-        assert (stats["foreseen"], stats["foreseen_used"], stats["stale"]) == (2, 2, 0)
+        assert (stats["foreseen"], stats["stale"]) == (2, 0)
+        await until(lambda: chain.service.stats()["foreseen_used"] == 2)
 
 
 @pytest.mark.parametrize("by", ["udp", "https"])
@@ -146,7 +147,7 @@ async def test_flushing_forgets_what_was_learned(chain_of: Any) -> None:
     clock = Skewed()
     async with Peer(good) as peer, chain_of(peer, cache=FORESEEING, clock=clock) as chain:
         await load(chain)
-        assert len(chain.service.chain.foresight) > 0
+        await until(lambda: len(chain.service.chain.foresight) > 0)
         chain.service.flush()
         assert len(chain.service.chain.foresight) == 0
 
@@ -191,4 +192,4 @@ async def test_people_see_that_an_answer_was_asked_for_before_anybody_did(chain_
 
         assert "before anybody did" in said()
         await chain.service.resolve("cdn.test", "A")
-        assert "before anybody did" not in said()
+        await until(lambda: "before anybody did" not in said())

@@ -14,7 +14,7 @@ import pytest
 
 from config.model import Listen
 from resolver.io import mmsg
-from resolver.io.datagrams import BatchedUdpListener, EveryAddressUdpListener, UdpListener, listener_for
+from resolver.io.datagrams import ALONE, SINGLY, BatchedUdpListener, EveryAddressUdpListener, UdpListener, listener_for
 from resolver.io.service import ResolverService
 from tests.patience import no_hang
 from tests.resolver.scripted import ScriptedUpstreams
@@ -130,3 +130,22 @@ async def test_an_answer_that_comes_after_the_close_goes_nowhere(tmp_path: Path,
 def test_the_way_is_chosen_by_what_is_bound() -> None:
     assert listener_for(Listen("udp", "::", 53)) is EveryAddressUdpListener
     assert listener_for(Listen("udp", "127.0.0.1", 53)) is (BatchedUdpListener if mmsg.AVAILABLE else UdpListener)
+
+
+@pytest.mark.skipif(not mmsg.AVAILABLE, reason="no recvmmsg here")
+async def test_datagrams_that_come_alone_are_served_as_well_as_bursts_in_every_order(service: ResolverService) -> None:
+    """Far more than the listener takes to change its way, and back."""
+    sock, client = bound(socket.AF_INET, "127.0.0.1"), bound(socket.AF_INET, "127.0.0.1")
+    listener = BatchedUdpListener(Listen("udp", "127.0.0.1", 0), sock, service)
+    client.connect(sock.getsockname())
+    ident = 0
+    for burst in (*[1] * (ALONE + 3), 30, *[1] * (ALONE + SINGLY + 3), 30, 1, 1):
+        begin = ident
+        for _ in range(burst):
+            ident += 1
+            client.send(dns.message.make_query(f"n{ident % 40}.example", "A", id=ident).to_wire())
+        got = {dns.message.from_wire(wire).id for wire in await replies_of(client, burst)}
+        assert got == set(range(begin + 1, ident + 1))
+    assert service.stats()["queries"] == ident == sum(service.replies["udp"])
+    client.close()
+    listener.close()
