@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
@@ -51,12 +52,14 @@ async def promptly(limit_s: float, act: Callable[[], Awaitable[T]], tries: int =
     raise AssertionError(f"never under {limit_s} s: {', '.join(f'{each:.3f}' for each in took)}")
 
 
-def timed(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+def timed(test: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a test whose subject is a time of the program's own (patience, a hedge, an idle limit) beside real peers.
 
     It runs alone, after the others. A machine that stops for as long as that time makes any one try meaningless, so it
     may be tried again; what is wrong in the program is wrong in each try.
     """
+    if not inspect.iscoroutinefunction(test):
+        return several_times(test)
 
     @functools.wraps(test)
     async def several(*args: Any, **kw: Any) -> None:
@@ -64,10 +67,30 @@ def timed(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]
             try:
                 await test(*args, **kw)
             except Exception as failure:
-                if not left:
-                    raise
-                print(f"tried again after {failure!r}")
+                _judge(failure, left)
             else:
                 return
 
-    return cast(Callable[..., Awaitable[None]], pytest.mark.alone(several))
+    return cast(Callable[..., Any], pytest.mark.alone(several))
+
+
+def several_times(test: Callable[..., None]) -> Callable[..., None]:
+    """`timed` for a plain function."""
+
+    @functools.wraps(test)
+    def several(*args: Any, **kw: Any) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                test(*args, **kw)
+            except Exception as failure:
+                _judge(failure, left)
+            else:
+                return
+
+    return cast(Callable[..., None], pytest.mark.alone(several))
+
+
+def _judge(failure: Exception, left: int) -> None:
+    if not left:
+        raise failure
+    print(f"tried again after {failure!r}")

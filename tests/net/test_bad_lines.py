@@ -16,6 +16,7 @@ from bench.soak_stage import PAIRS, VERSIONS
 from headrace.lab.ca import ThrowAwayCa, issue
 from tests.net.lossy_link import missing
 from tests.net.stage import Near, Told, staged
+from tests.patience import timed
 
 pytestmark = [pytest.mark.net, pytest.mark.skipif(bool(missing()), reason=missing())]
 SLACK_S = 0.15  # what this machine adds to any measure when it is busy
@@ -65,6 +66,7 @@ def test_an_open_network_is_used_over_h3(ca: ThrowAwayCa) -> None:
 
 
 @pytest.mark.parametrize("version", ["h2", "h3"])
+@timed
 def test_a_path_that_died_while_idle_is_left_after_seconds_and_given_up_after_ten(
     ca: ThrowAwayCa, version: str
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_path_that_dies_in_mid_answer_cuts_every_clients_stream_within_half_a_
             assert stage.ask("h1", up).ending == "whole"
 
 
+@timed
 def test_an_ipv6_that_leads_nowhere_costs_a_quarter_of_a_second_once(ca: ThrowAwayCa) -> None:
     with staged(ca, ipv6=True, delay_s=0.135) as stage:
         stage.link.now.drop_ipv6 = stage.link.now.drop_udp = True
@@ -116,6 +119,7 @@ def test_an_ipv6_that_leads_nowhere_costs_a_quarter_of_a_second_once(ca: ThrowAw
         assert stage.near.records[-1].fall.connect_s < 0.27 + SLACK_S
 
 
+@timed
 def test_an_h3_stream_pauses_for_less_than_a_second_at_a_new_port_of_the_nat(ca: ThrowAwayCa) -> None:
     with staged(ca, nat=True) as stage:
         told = stage.ask("h1", "h3", chunks=8, gap_ms=250, pieces={3: stage.link.rebind})

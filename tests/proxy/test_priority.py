@@ -65,9 +65,9 @@ def test_no_value_of_a_stranger_raises(value: bytes) -> None:
     "value", [b"u=(" + b"a " * 126, b"a=(" * 85, b"u;" * 127, b'u="' + b"\\" * 250, b"u=" + b"1" * 253]
 )
 def test_hard_values_are_judged_in_no_time(value: bytes) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     read(value)
-    assert time.perf_counter() - began < 0.05
+    assert time.thread_time() - began < 0.2
 
 
 def test_several_lines_are_one_value() -> None:

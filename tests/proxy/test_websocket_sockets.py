@@ -18,7 +18,7 @@ from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.io.websocket_tunnel import TunnelEnd, WebSocketTunnel
 from proxy.messages import Leg, NullReceiver, RequestHead, ResponseHead
 from proxy.websocket import Op
-from tests.patience import no_hang
+from tests.patience import no_hang, timed
 from tests.proxy.test_websocket_tunnel import closes_in, frames, text
 
 UPGRADE = (
@@ -141,7 +141,10 @@ async def connected(story: Callable[[End, End, Joining], Awaitable[None]]) -> Jo
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
-def on_each_loop(story: Callable[[End, End, Joining], Awaitable[None]]) -> Callable[..., None]:
+Story = Callable[["End", "End", "Joining"], Awaitable[None]]
+
+
+def on_each_loop(story: Story) -> Callable[..., None]:
     @pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
     def test(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -152,7 +155,11 @@ def on_each_loop(story: Callable[[End, End, Joining], Awaitable[None]]) -> Calla
     return test
 
 
-@on_each_loop
+def timed_on_each_loop(story: Story) -> Callable[..., None]:
+    return timed(on_each_loop(story))
+
+
+@timed_on_each_loop
 async def test_closed_edge_is_told_to_the_client_with_1011_within_half_a_second(
     client: End, edge: End, joining: Joining
 ) -> None:
@@ -200,7 +207,7 @@ async def test_half_closed_client_hears_the_edge_to_its_end(client: End, edge: E
     assert closes_in(raw) == [1000]
 
 
-@on_each_loop
+@timed_on_each_loop
 async def test_client_that_is_gone_frees_the_edge_promptly(client: End, edge: End, joining: Joining) -> None:
     """Closed without a close frame, as by a killed browser, while the edge goes on talking to nobody."""
     started = asyncio.get_running_loop().time()
