@@ -24,6 +24,8 @@ OF_THE_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 
+BODY_FOLLOWS = (b"content-length", b"transfer-encoding")
+
 
 def passed_on(fields: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in fields if name.lower() not in OF_THE_CONNECTION]
@@ -39,8 +41,11 @@ class Proxy:
         if scope["type"] != "http":
             return
         whole = asyncio.Event()
+        body = self._body(receive, whole) if any(name in BODY_FOLLOWS for name, _ in scope["headers"]) else None
+        if body is None:  # httpx would send an empty one in chunks
+            whole.set()
         tasks = [
-            asyncio.create_task(self._relay(scope, self._body(receive, whole), send)),
+            asyncio.create_task(self._relay(scope, body, send)),
             asyncio.create_task(self._left(receive, whole)),
         ]
         _, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -50,7 +55,7 @@ class Proxy:
             if isinstance(failed, Exception):
                 raise failed
 
-    async def _relay(self, scope: dict[str, Any], body: AsyncIterator[bytes], send: Send) -> None:
+    async def _relay(self, scope: dict[str, Any], body: AsyncIterator[bytes] | None, send: Send) -> None:
         url = self._upstream + scope["raw_path"].decode() + ("?" + scope["query_string"].decode()).rstrip("?")
         fields = passed_on(scope["headers"])
         request = self._client.build_request(scope["method"], url, headers=fields, content=body)
