@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 from enum import Enum
 
 from proxy.messages import Abort, Cause, Fields, Party, Stage, get_field
@@ -130,6 +129,8 @@ def _number(value: bytes | None) -> float | None:
 
 
 def _date(value: bytes) -> float | None:
+    from email.utils import parsedate_to_datetime  # 2 ms of a start, for a form that few servers use
+
     try:
         moment = parsedate_to_datetime(value.decode("ascii"))
     except (ValueError, UnicodeDecodeError):
