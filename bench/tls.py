@@ -1,4 +1,4 @@
-"""TLS and HTTP/2 through headrace beside nginx: small requests, downloads, handshakes, and idle connections.
+"""TLS and HTTP/2 through headrace beside nginx: small requests, event streams, downloads, handshakes, idle connections.
 
 All figures are for the proxy's own CPU-seconds or memory; clients are h2load and Python's ssl. P-256 certificate, TLS 1.3.
 """
@@ -17,11 +17,15 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import uvloop
+
+from bench.h2_events import events
 from bench.http_peers import NGINX
 from bench.measure import Figures, Server, free_port, record, take_turns
 from headrace.lab.ca import ThrowAwayCa, issue
 
 HANDSHAKES, IDLE = 400, 1000
+EVENTS_S = 4.0
 DOWN = 256 << 20
 SMALL = "/bench/big?bytes=240"
 
@@ -133,6 +137,9 @@ def main(argv: list[str]) -> int:
     rows = {
         "small": Figures("h2+TLS small requests, 4 x 32", "requests per CPU-second", "nginx"),
         "one": Figures("h2+TLS small requests, 1 x 1", "requests per CPU-second", "nginx"),
+        "events": Figures("SSE 100 x 100/s on one h2+TLS connection, events", "events per CPU-second", "nginx"),
+        "late": Figures("SSE 100 x 100/s on one h2+TLS connection, delay p50", "us", "nginx"),
+        "share": Figures("SSE 100 x 100/s on one h2+TLS connection, delivered", "share", "nginx"),
         "h1": Figures("download 256 MiB, h1+TLS", "bytes per CPU-second", "nginx"),
         "h2": Figures("download 256 MiB, h2+TLS", "bytes per CPU-second", "nginx"),
         "full": Figures("TLS 1.3 handshake + request, full", "per CPU-second", "nginx"),
@@ -142,7 +149,7 @@ def main(argv: list[str]) -> int:
     }
     with ExitStack() as stack:
         ca = issue(Path(stack.enter_context(tempfile.TemporaryDirectory())), ["localhost", "127.0.0.1"])
-        context = ca.client_context(["http/1.1"])
+        context, h2 = ca.client_context(["http/1.1"]), ca.client_context(["h2"])
         origin, upstream = stack.enter_context(Server("origin")), free_port()
         origin.start([sys.executable, "-m", "bench.origin", str(upstream)], upstream)
         proxies = {"nginx": nginx(stack, upstream, ca), "headrace": headrace(stack, upstream, ca)}
@@ -157,6 +164,10 @@ def main(argv: list[str]) -> int:
             server, tls, plain = proxies[name]
             per_cpu(name, "small", 10_000, lambda: h2load(tls, 10_000, 4, 32, SMALL))
             per_cpu(name, "one", 2_000, lambda: h2load(tls, 2_000, 1, 1, SMALL))
+            for row, value in zip(
+                ("events", "late", "share"), uvloop.run(events(tls, server, h2, EVENTS_S)), strict=True
+            ):
+                rows[row].add(name, value)
             per_cpu(name, "h1", DOWN, lambda: download_tls(tls, context))
             per_cpu(name, "h2", DOWN, lambda: h2load(tls, 1, 1, 1, f"/bench/big?bytes={DOWN}"))
             per_cpu(name, "full", HANDSHAKES, lambda: handshakes(tls, context, resumed=False))
