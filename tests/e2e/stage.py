@@ -52,7 +52,7 @@ class Ran:
     err: str
 
 
-async def run(*command: str, within_s: float = 30.0, env: dict[str, str] | None = None) -> Ran:
+async def run(*command: str, within_s: float = 120.0, env: dict[str, str] | None = None) -> Ran:
     """Run a tool to its end."""
     process = await asyncio.create_subprocess_exec(
         *command,

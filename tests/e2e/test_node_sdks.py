@@ -82,7 +82,7 @@ async def packages() -> AsyncIterator[Path]:
 async def called(script: Path, base: str, ca_file: Path) -> dict[str, Any]:
     """The results of all calls against one base URL."""
     env = {"PATH": os.environ["PATH"], "NODE_EXTRA_CA_CERTS": str(ca_file)}
-    ran = await run("node", str(script), base, str(UPLOAD_BYTES), within_s=60, env=env)
+    ran = await run("node", str(script), base, str(UPLOAD_BYTES), within_s=150, env=env)
     assert ran.code == 0, ran.err
     results: dict[str, Any] = json.loads(ran.out)
     return results

@@ -150,7 +150,7 @@ async def test_a_browser_reaches_an_allowed_name_through_the_pac_file(stage: Sta
         f"--ignore-certificate-errors-spki-list={stage.lab.ca.key_hash()}",
         "--dump-dom",
         edge.url + "/",
-        within_s=50,
+        within_s=150,
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )
     assert "headrace lab edge-b" in ran.out, ran.err

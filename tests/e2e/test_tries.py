@@ -56,7 +56,7 @@ async def typed(stage: Stage, each: Try, home: Path) -> Ran:
     """Run it in a shell in which the exports and the virtual environment are set."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {"HOME": str(home), "TMPDIR": str(home), "PATH": path, **exports(stage)}
-    return await run("bash", "-c", each.command, within_s=50, env=environ)
+    return await run("bash", "-c", each.command, within_s=150, env=environ)
 
 
 @pytest.mark.parametrize("each", TRIES, ids=lambda each: each.name)

@@ -77,7 +77,7 @@ class Served:
         return await asyncio.to_thread(self._ask, method, path, headers)
 
     def _ask(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()

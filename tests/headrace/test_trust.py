@@ -60,7 +60,7 @@ async def serve(cert: Path) -> asyncio.Server:
 
 async def curl(*arguments: str) -> str:
     run = await asyncio.create_subprocess_exec(
-        "curl", "-sS", "--max-time", "5", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        "curl", "-sS", "--max-time", "60", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     said, _ = await run.communicate()
     return said.decode()
