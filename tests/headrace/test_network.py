@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.network import NetworkWatch, way_out
+from tests.patience import no_hang
 
 ROOT = Path(__file__).parent.parent.parent
 SETTLE_S = 0.02
@@ -102,7 +103,7 @@ def test_the_way_out_can_be_read_here() -> None:
 IN_NAMESPACE = """
 import asyncio, subprocess
 from headrace.network import NetworkWatch
-from tests.patience import no_hang, soon
+from tests.patience import soon
 
 async def main():
     told = asyncio.get_running_loop().create_future()
