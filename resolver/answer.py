@@ -47,9 +47,9 @@ class Bounds:
     max_negative_ttl_s: int = 3600
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
-    """One answer, ready for anyone who asks the same question.
+    """One answer, ready for anyone who asks the same question. Nobody changes one; to freeze it costs a miss 1 us.
 
     `wire` is a whole message with id 0 and without OPT, `ttl_at` the offsets of its TTLs. `ttl_s` says how long it may
     be kept: the smallest of its TTLs, for a negative answer RFC 2308 5; 0 means not at all. `denies` is true when the
@@ -105,15 +105,18 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layo
         raise Malformed("reply to another question")
     # What follows OPT goes: taking OPT out would move it, and additional records are a courtesy.
     records = found.records[: found.opt_index] if found.opt else found.records
-    end = _chain_end(wire, found, question)
-    has_data, rcode = _has(wire, found, end, question), found.rcode
+    rcode = found.rcode
+    plain = _is_plain(wire, found, question.type)
+    end = question.name if plain else _chain_end(wire, found, question)
+    has_data = plain or _has(wire, found, end, question)
     negative = None if has_data and rcode == w.NOERROR else _denial(found)
     out = bytearray(wire[: found.opt.start if found.opt else found.end])
     flags = w.QR | w.RA | found.flags & 15 | (found.flags & w.AD if trusted else 0)
     extra = len(records) - found.answers - found.authorities
     out[: w.HEADER] = _pack_header(0, flags, 1, found.answers, found.authorities, extra)
     out[w.HEADER : w.HEADER + len(question.name)] = question.name
-    _own_case(out, records, question.name)
+    if not plain:
+        _own_case(out, records, question.name)
     ttl_s = _bound_ttls(out, records, bounds, negative)
     denies = rcode == w.NXDOMAIN and end == question.name
     unfinished = end if negative is None and rcode == w.NOERROR and not has_data else b""
@@ -123,6 +126,17 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layo
     if negative is None and rcode != w.NOERROR:
         ttl_s = 0
     return Answer(bytes(out), tuple([r.rdata_at - 6 for r in records]), ttl_s, rcode, denies, unfinished)
+
+
+def _is_plain(wire: bytes, found: w.Scan, rdtype: int) -> bool:
+    """Whether all there is are records of this type, each under a pointer to the question: most answers."""
+    if len(found.records) != found.answers or not found.answers:
+        return False
+    for record in found.records:
+        at = record.start
+        if record.type != rdtype or wire[at] != 0xC0 or wire[at + 1] != w.HEADER:
+            return False
+    return True
 
 
 def _denial(found: w.Scan) -> w.Record | None:

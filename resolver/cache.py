@@ -80,10 +80,6 @@ def _keys(question: Question, scope: bytes) -> tuple[bytes, bytes, bytes]:
     return keys
 
 
-def _denial_key(question: Question, name: bytes, scope: bytes) -> bytes:
-    return _denials_of(question, scope) + name
-
-
 class Cache:
     """Bounded in entries and bytes. All methods take `now` in seconds of one clock that never goes back."""
 
@@ -98,6 +94,7 @@ class Cache:
         self._probation: OrderedDict[bytes, Entry] = OrderedDict()
         self._protected: OrderedDict[bytes, Entry] = OrderedDict()
         self._ghosts: OrderedDict[int, None] = OrderedDict()  # hashes of keys that left probation, at most `entries`
+        self._denials: dict[int, int] = {}  # by the length of their keys how many: most look-ups for one end here
 
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
@@ -120,35 +117,43 @@ class Cache:
 
     def fresh(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
         """The entry that answers now, or None. A live answer wins over a later denial above it (RFC 8020 2)."""
-        entry = self.peek(key_of(question, scope))
+        key = key_of(question, scope)
+        entry = self._protected.get(key) or self._probation.get(key)
         if entry is not None and now < entry.expires_at:
             return entry
-        entry = self.peek(_denial_key(question, question.name, scope))
+        entry = self._denial(question, scope)
         return entry if entry is not None and now < entry.expires_at else None
+
+    def _denial(self, question: Question, scope: bytes) -> Entry | None:
+        if not self._denials:
+            return None
+        key = _denials_of(question, scope) + question.name
+        return self.peek(key) if len(key) in self._denials else None
 
     def denied_above(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
         """The denial of a parent of this name. Not for DO: the proof of the parent does not name the child."""
-        if question.do:
+        lengths = self._denials
+        if question.do or not lengths:
             return None
         begin, name = _denials_of(question, scope), question.name
-        probation, protected = self._probation, self._protected
+        whole = len(begin) + len(name)
         at = name[0] + 1 if name[0] else 1  # the name itself is `fresh`'s
         while at < len(name):
-            key = begin + name[at:]
-            entry = protected.get(key) or probation.get(key)
-            if entry is not None and now < entry.expires_at:
-                return entry
+            if whole - at in lengths:
+                entry = self.peek(begin + name[at:])
+                if entry is not None and now < entry.expires_at:
+                    return entry
             at += name[at] + 1
         return None
 
     def stale(self, question: Question, now: float, scope: bytes = b"") -> Entry | None:
         """An expired entry young enough to bridge an outage."""
-        oldest = now - self.stale_s
-        entry = self.peek(key_of(question, scope))
-        if entry is not None and entry.expires_at > oldest:
+        key = key_of(question, scope)
+        entry = self._protected.get(key) or self._probation.get(key)
+        if entry is not None and entry.expires_at > now - self.stale_s:
             return entry
-        entry = self.peek(_denial_key(question, question.name, scope))
-        return entry if entry is not None and entry.expires_at > oldest else None
+        entry = self._denial(question, scope)
+        return entry if entry is not None and entry.expires_at > now - self.stale_s else None
 
     def hit(self, entry: Entry, now: float) -> bool:
         """Counts one use; true when this hit should refresh the entry: its TTL is nearly over and it was used before."""
@@ -169,10 +174,10 @@ class Cache:
         key = key_of(question, scope)
         if answer.denies:
             self.remove(key)
-            key = _denial_key(question, question.name, scope)
-        else:
+            key = _denials_of(question, scope) + question.name
+        elif self._denials:
             # The name exists: a denial that is still held for it was true once and is not any more.
-            self.remove(_denial_key(question, question.name, scope))
+            self.remove(_denials_of(question, scope) + question.name)
         return self.store(key, answer, now, now + answer.ttl_s, source)
 
     def store(self, key: bytes, answer: Answer, stored_at: float, expires_at: float, source: str) -> Entry | None:
@@ -182,8 +187,10 @@ class Cache:
             self.remove(key)
             return None
         refresh_at = expires_at - (expires_at - stored_at) * PREFETCH_SHARE if self.prefetch else float("inf")
-        entry = self.peek(key)
+        entry = self._protected.get(key) or self._probation.get(key)
         if entry is None:
+            if is_denial(key):
+                self._denials[len(key)] = self._denials.get(len(key), 0) + 1
             known = self._ghosts.pop(hash(key), self) is None
             entry = Entry(key, answer, source, stored_at, expires_at, refresh_at, protected=known)
             (self._protected if known else self._probation)[key] = entry
@@ -193,7 +200,7 @@ class Cache:
             entry.expires_at, entry.refresh_at, entry.recheck_at, entry.hits = expires_at, refresh_at, 0.0, 0
         entry.size = size
         self._account(entry, size)
-        while len(self) > self.entries or self.used > self.size:
+        while len(self._protected) + len(self._probation) > self.entries or self.used > self.size:
             self._evict()
         return entry if entry.answer is not None else None
 
@@ -232,9 +239,16 @@ class Cache:
 
     def _drop(self, entry: Entry) -> None:
         self._account(entry, -entry.size)
+        if is_denial(entry.key):
+            self._forget_denial(len(entry.key))
         self.evicted += 1
         entry.answer = None
         entry.expires_at = entry.refresh_at = float("-inf")
+
+    def _forget_denial(self, length: int) -> None:
+        self._denials[length] -= 1
+        if not self._denials[length]:
+            del self._denials[length]
 
     def remove(self, key: bytes) -> bool:
         entry = self._protected.pop(key, None) or self._probation.pop(key, None)
@@ -276,6 +290,8 @@ def flags_of(key: bytes) -> tuple[bool, bool]:
 
 def is_denial(key: bytes) -> bool:
     """Whether the key stands for a name that does not exist, rather than for one type of it."""
+    if key[0] >= 0x80:  # of no zone
+        return key[1:3] == _NO_TYPE
     at = _flags_at(key)
     return key[at + 1 : at + 3] == _NO_TYPE
 

@@ -98,15 +98,12 @@ _two = struct.Struct("!HH").unpack_from
 def _name_end(wire: bytes) -> int:
     """Offset behind the question's name; 0 when it is no plain name: the first name of a message has nothing to point to."""
     at = w.HEADER
-    size = len(wire)
-    while at < size:
-        n = wire[at]
-        if n == 0:
-            return at + 1 if at + 1 - w.HEADER <= w.LONGEST_NAME else 0
-        if n > 63:
-            return 0
-        at += n + 1
-    return 0
+    try:
+        while 0 < (n := wire[at]) < 64:
+            at += n + 1
+    except IndexError:
+        return 0
+    return 0 if n or at + 1 - w.HEADER > w.LONGEST_NAME else at + 1
 
 
 def _read_additional(wire: bytes, question: Question) -> bytes | None:

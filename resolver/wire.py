@@ -133,22 +133,20 @@ def skip_name(wire: Buffer, at: int) -> int:
     length = 0
     piece = at
     while True:
-        n = wire[at]
+        while 0 < (n := wire[at]) < 64:
+            at += n + 1
+        length += at - piece
+        if length >= LONGEST_NAME:
+            raise Malformed(f"name of more than {LONGEST_NAME} bytes at {piece}")
         if n == 0:
             return end or at + 1
-        if n < 64:
-            length += n + 1
-            if length >= LONGEST_NAME:
-                raise Malformed(f"name of more than {LONGEST_NAME} bytes at {piece}")
-            at += n + 1
-        elif n >= 192:
-            target = (n & 63) << 8 | wire[at + 1]
-            end = end or at + 2
-            if target >= piece or target < HEADER:
-                raise Malformed(f"pointer at {at} leads to {target}, not before {piece}")
-            piece = at = target
-        else:
+        if n < 192:
             raise Malformed(f"label type {n >> 6:#x} at {at} (RFC 6891 5)")
+        target = (n & 63) << 8 | wire[at + 1]
+        end = end or at + 2
+        if target >= piece or target < HEADER:
+            raise Malformed(f"pointer at {at} leads to {target}, not before {piece}")
+        piece = at = target
 
 
 def name_at(wire: Buffer, at: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import dns.message
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from resolver import wire as w
 from resolver.answer import Answer, Bounds, take
-from resolver.cache import Cache, key_of, name_of, scope_of
+from resolver.cache import Cache, is_denial, key_of, name_of, scope_of
 from resolver.question import Question, parse
 from tests.resolver.messages import queries
 from tests.resolver.scripted import answer as scripted
@@ -220,6 +221,12 @@ class CacheMachine(RuleBasedStateMachine):
         if ttl:
             self.put_at[q.name] = (self.now, ttl)
 
+    @rule(number=st.integers(0, 30), ttl=st.integers(1, 30))
+    def deny(self, number: int, ttl: int) -> None:
+        q = asking_fast(number)
+        self.cache.put(q, Answer(q.section, (), ttl, w.NXDOMAIN, denies=True), self.now)
+        self.put_at[q.name] = (self.now, ttl)
+
     @rule(number=st.integers(0, 30))
     def get(self, number: int) -> None:
         q = asking_fast(number)
@@ -235,7 +242,8 @@ class CacheMachine(RuleBasedStateMachine):
     def remove(self, number: int) -> None:
         q = asking_fast(number)
         self.cache.remove(key_of(q))
-        assert self.cache.stale(q, self.now) is None
+        left = self.cache.stale(q, self.now)
+        assert left is None or is_denial(left.key)
 
     @rule(step=st.floats(0.1, 15))
     def wait(self, step: float) -> None:
@@ -246,6 +254,12 @@ class CacheMachine(RuleBasedStateMachine):
         entries = list(self.cache)
         assert len(entries) == len(self.cache) <= 8
         assert sum(e.size for e in entries) == self.cache.used <= 7000
+
+    @invariant()
+    def no_denial_is_overlooked(self) -> None:
+        """The short cut past the look-up of denials goes by the lengths of those that are held."""
+        held = Counter(len(e.key) for e in self.cache if is_denial(e.key))
+        assert self.cache._denials == dict(held)
 
 
 CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
