@@ -1,9 +1,9 @@
-"""Read and write HTTP/1.1 message heads and body framing, to the letter of RFC 9112 and no further.
+"""Read and write HTTP/1.1 message heads, to the letter of RFC 9112 and no further; `proxy.h1_bodies` has what follows them.
 
 Theory: a head is one byte string that ends in an empty line; it is split by hand and each line goes through a memo, since
 the lines of an SDK's requests repeat from call to call. Measured: 17 fields cost 4.5 us split by hand and 4.4 us in
 httptools, which gives no offsets (where a message ends inside a read) and lets obs-fold through; a memoised line costs
-0.1 us. httptools stays the oracle in the tests. Body framing is a reader: bytes in, payload slices out, and where it ended.
+0.1 us. httptools stays the oracle in the tests.
 
 Everything ambiguous is refused (RFC 9112 sections 2.2, 5.1, 5.2, 6.1, 6.3, 7.1): bare LF, obs-fold, space before the colon,
 a control byte in a value, Content-Length with Transfer-Encoding or twice, any coding but one `chunked`, chunk sizes with
@@ -18,7 +18,6 @@ needs a smuggling test beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,8 +29,6 @@ TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21-\x7e\x80-\xff]+) HTTP/([0-9]\.[0-9])")
 STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*))?")
 FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
-CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
-SHORT_SIZE = re.compile(rb"[0-9A-Fa-f]{1,6}")
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]{0,5})?")
 
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
@@ -48,8 +45,6 @@ UNNOMINABLE = frozenset({
 
 MEMO_LINES = 4096
 MEMO_LINE_BYTES = 512
-MAX_CHUNK_LINE = 4096  # bytes: size and extensions; RFC 9112 7.1.1 asks for a bound
-MAX_TRAILERS = 16 * 1024
 MAX_AUTHORITY = 261  # bytes: a name of 255 and a port
 
 
@@ -82,7 +77,7 @@ _deciding: dict[bytes, tuple[bytes, bytes]] = {}
 """Lines seen before, by what is done with them: kept as they are, or looked at first (those of SPECIAL)."""
 
 
-def _field(line: bytes) -> tuple[bytes, bytes]:
+def read_field_line(line: bytes) -> tuple[bytes, bytes]:
     """(lower-case name, value) of one field line; raises HeadError.
 
     A bare CR or LF, or a NUL, is in no value that FIELD_LINE takes (RFC 9112 2.2, RFC 9110 5.5).
@@ -155,7 +150,7 @@ def _look(lines: list[bytes], found: list[tuple[bytes, bytes] | None], special: 
     while None in found:
         at = found.index(None, at)
         line = lines[at]
-        name, value = field = _deciding.get(line) or _field(line)
+        name, value = field = _deciding.get(line) or read_field_line(line)
         if name in SPECIAL:
             special[name] = special[name] + b", " + value if name in special else value
             if name not in SPECIAL_BUT_KEPT:
@@ -332,163 +327,6 @@ def _keep_alive_timeout(value: bytes) -> float:
     return 0.0
 
 
-# ------------------------------------------------------------------------------------------------ bodies
-
-
-class LengthReader:
-    """A body of a known number of bytes."""
-
-    __slots__ = ("left", "trailers")
-
-    def __init__(self, length: int) -> None:
-        self.left = length
-        self.trailers: Fields = []
-
-    @property
-    def done(self) -> bool:
-        return self.left == 0
-
-    def feed(self, chunk: bytes, start: int, give: Callable[[bytes], None]) -> int:
-        """Payload of `chunk[start:]` goes to `give`; returns the offset of the first byte that is not ours."""
-        end = min(len(chunk), start + self.left)
-        if end > start:
-            self.left -= end - start
-            give(chunk if start == 0 and end == len(chunk) else chunk[start:end])
-        return end
-
-
-class CloseReader:
-    """A body that ends with the connection."""
-
-    __slots__ = ("trailers",)
-    done = False
-
-    def __init__(self) -> None:
-        self.trailers: Fields = []
-
-    def feed(self, chunk: bytes, start: int, give: Callable[[bytes], None]) -> int:
-        if start < len(chunk):
-            give(chunk[start:] if start else chunk)
-        return len(chunk)
-
-
-_sizes: dict[bytes, int] = {}
-
-
-class ChunkedReader:
-    """The chunked coding (RFC 9112 7.1), strictly. `done` after the last chunk's trailers and empty line.
-
-    A line that is split between reads waits in `_line`, at most MAX_CHUNK_LINE (MAX_TRAILERS in all for trailers).
-    """
-
-    __slots__ = ("_at_end", "_left", "_line", "_trailer_bytes", "done", "trailers")
-
-    def __init__(self) -> None:
-        self._left = 0  # payload bytes of the current chunk still to come; -2, -1: its CR LF are due
-        self._line = b""
-        self._at_end = False
-        self._trailer_bytes = 0
-        self.done = False
-        self.trailers: Fields = []
-
-    def feed(self, chunk: bytes, start: int, give: Callable[[bytes], None]) -> int:
-        """As LengthReader.feed; raises HeadError on anything that is not this coding."""
-        at, size = start, len(chunk)
-        if self._left == 0 and not self._line and not self._at_end:
-            at = self._whole_chunks(chunk, at, give)
-        while at < size and not self.done:
-            if self._left > 0:
-                end = min(size, at + self._left)
-                self._left -= end - at
-                give(chunk[at:end])
-                at = end
-                if self._left == 0:
-                    self._left = -2
-            elif self._left < 0:
-                if chunk[at] != (0x0D if self._left == -2 else 0x0A):
-                    raise HeadError("chunk data is not followed by CRLF")
-                self._left += 1
-                at += 1
-            else:
-                at = self._take_line(chunk, at)
-        return at
-
-    def _whole_chunks(self, chunk: bytes, at: int, give: Callable[[bytes], None]) -> int:
-        """The chunks that lie whole in this read, which on a token stream is all of them: one step for each instead of the
-        five of the general way. Returns where that way has to go on."""
-        while True:
-            end = chunk.find(b"\r\n", at, at + 18)
-            if end < 0:
-                return at
-            size = _sizes.get(chunk[at:end])
-            if size is None:
-                size = self._size_of(chunk[at:end])
-            stop = end + 2 + size
-            if size == 0 or chunk[stop : stop + 2] != b"\r\n":
-                return at
-            give(chunk[end + 2 : stop])
-            at = stop + 2
-            if at == len(chunk):
-                return at
-
-    def _size_of(self, line: bytes) -> int:
-        """A chunk size for the short way; 0 sends anything unusual the general way, which knows what to refuse."""
-        if SHORT_SIZE.fullmatch(line) is None:
-            return 0
-        size = int(line, 16)
-        if len(_sizes) >= MEMO_LINES:
-            _sizes.clear()
-        _sizes[line] = size
-        return size
-
-    def _take_line(self, chunk: bytes, at: int) -> int:
-        end = chunk.find(b"\n", at)
-        piece = chunk[at:] if end < 0 else chunk[at : end + 1]
-        line = self._line + piece if self._line else piece
-        if len(line) > MAX_CHUNK_LINE + (MAX_TRAILERS if self._at_end else 0):
-            raise HeadError(f"chunk line of more than {MAX_CHUNK_LINE} bytes")
-        if end < 0:
-            self._line = line
-            return len(chunk)
-        self._line = b""
-        if line[-2:-1] != b"\r":
-            raise HeadError("bare LF in a chunk line (RFC 9112 7.1)")
-        self._on_line(line[:-2])
-        return end + 1
-
-    def _on_line(self, line: bytes) -> None:
-        if not self._at_end:
-            match = CHUNK_LINE.fullmatch(line)
-            if match is None:
-                raise HeadError("malformed chunk size line")
-            self._left = int(match[1], 16)
-            if self._left > 1 << 60:
-                raise HeadError("chunk size overflows")
-            self._at_end = self._left == 0
-        elif line:
-            self._trailer_bytes += len(line)
-            if self._trailer_bytes > MAX_TRAILERS:
-                raise HeadError(f"trailers of more than {MAX_TRAILERS} bytes")
-            field = _field(line)
-            if field[0] not in SPECIAL:  # framing and routing fields have no business here (RFC 9110 6.5.1)
-                self.trailers.append(field)
-        else:
-            self.done = True
-
-
-BodyReader = LengthReader | ChunkedReader | CloseReader
-
-
-def request_reader(head: RequestHead, framing: Framing) -> BodyReader:
-    return ChunkedReader() if framing.chunked else LengthReader(head.length or 0)
-
-
-def response_reader(head: ResponseHead, framing: Framing) -> BodyReader:
-    if framing.chunked:
-        return ChunkedReader()
-    return CloseReader() if head.length is None else LengthReader(head.length)
-
-
 # ------------------------------------------------------------------------------------------------ writing
 
 REASONS = {
@@ -506,7 +344,7 @@ REASONS = {
 EXPECTS_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
 
 
-def _lines_of(fields: Fields) -> bytes:
+def write_field_lines(fields: Fields) -> bytes:
     return b"\r\n".join(map(b": ".join, fields)) + b"\r\n" if fields else b""
 
 
@@ -529,7 +367,7 @@ def write_request(head: RequestHead) -> tuple[bytes, bool]:
     elif trailers:
         tail += b"connection: te\r\n"
     start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, head.authority)
-    return b"%b%b%b\r\n" % (start, _lines_of(head.fields), tail), chunked
+    return b"%b%b%b\r\n" % (start, write_field_lines(head.fields), tail), chunked
 
 
 def write_response(head: ResponseHead, *, http10: bool, close: bool, keep_alive: bytes = b"") -> tuple[bytes, bool]:
@@ -549,12 +387,4 @@ def write_response(head: ResponseHead, *, http10: bool, close: bool, keep_alive:
         elif head.length is not None and not head.no_body and not _announces(head.fields, head.length):
             tail = b"content-length: %d\r\n" % head.length
         tail += b"connection: close\r\n" if close else b"connection: keep-alive\r\n" if http10 else keep_alive
-    return b"%b%b%b\r\n" % (start, _lines_of(head.fields), tail), chunked
-
-
-def write_chunk(chunk: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(chunk), chunk)
-
-
-def write_last_chunk(trailers: Fields) -> bytes:
-    return b"0\r\n%b\r\n" % _lines_of(trailers) if trailers else b"0\r\n\r\n"
+    return b"%b%b%b\r\n" % (start, write_field_lines(head.fields), tail), chunked

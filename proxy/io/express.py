@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Protocol
 from proxy import headers
 from proxy.h1 import HeadError, parse_response, write_request, write_response
 from proxy.io.edge_state import EdgeState, Place
+from proxy.io.exchange import Exchange, request_for_edge
 from proxy.io.outbound_h1 import H1EdgeConnection, H1EdgeLeg
-from proxy.io.relay import Exchange, Relay, request_for_edge
+from proxy.io.relay import Relay
 from proxy.io.sides import SECOND_LOOK
 from proxy.known_heads import Shape
 from proxy.messages import NAME, Abort, Leg, RequestHead, ResponseHead

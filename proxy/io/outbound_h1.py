@@ -17,17 +17,8 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.h1 import (
-    BodyReader,
-    CloseReader,
-    HeadError,
-    head_end,
-    parse_response,
-    response_reader,
-    write_chunk,
-    write_last_chunk,
-    write_request,
-)
+from proxy.h1 import HeadError, head_end, parse_response, write_request
+from proxy.h1_bodies import BodyReader, CloseReader, response_reader, write_chunk, write_last_chunk
 from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority

@@ -23,7 +23,7 @@ from proxy.sse import observer_for
 from proxy.upload_pace import UploadPace
 
 if TYPE_CHECKING:
-    from proxy.io.relay import Exchange
+    from proxy.io.exchange import Exchange
 
 REPLAY_BYTES = 1024 * 1024
 """Request bytes kept for a second try; a larger body is sent once (it cannot be replayed, and the client is told so)."""

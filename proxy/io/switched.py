@@ -20,7 +20,7 @@ from proxy.messages import NOBODY, Abort, Cause, Fields, Leg, Party, ResponseHea
 from proxy.priority import Priority
 
 if TYPE_CHECKING:
-    from proxy.io.relay import Exchange
+    from proxy.io.exchange import Exchange
 
 SAME = (b"sec-websocket-protocol", b"sec-websocket-extensions")
 LOST_EDGE = Abort(Party.EDGE, Stage.CONNECT, Cause.LOST, "lost before its first message", unprocessed=True)

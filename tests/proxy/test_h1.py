@@ -9,20 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.h1 import (
-    ChunkedReader,
-    CloseReader,
-    HeadError,
-    LengthReader,
-    head_end,
-    parse_request,
-    parse_response,
-    request_reader,
-    write_chunk,
-    write_last_chunk,
-    write_request,
-    write_response,
-)
+from proxy.h1 import HeadError, head_end, parse_request, parse_response, write_request, write_response
+from proxy.h1_bodies import ChunkedReader, CloseReader, LengthReader, request_reader, write_chunk, write_last_chunk
 from proxy.messages import RequestHead, ResponseHead
 
 

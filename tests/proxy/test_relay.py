@@ -13,7 +13,8 @@ from config.model import Edge, Pool, Retry, Timeouts, WebSocket
 from proxy.failover import RetryBudget
 from proxy.io.edge_state import Place
 from proxy.io.edges import Shed
-from proxy.io.relay import Exchange, Relay
+from proxy.io.exchange import Exchange
+from proxy.io.relay import Relay
 from proxy.io.rims import DialMarks, Opening, Origin
 from proxy.io.sides import HOLD_BYTES, REPLAY_BYTES
 from proxy.messages import Abort, Cause, Fields, Party, RequestHead, ResponseHead, Stage
