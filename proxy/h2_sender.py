@@ -42,6 +42,7 @@ LARGEST_FRAME = 64 * 1024
 """We never send larger ones, whatever the peer allows: a frame is what other streams wait for."""
 PUMP_BYTES = 128 * 1024
 """What a loop turn gives to the transport: the most that a more urgent answer finds ahead of it there."""
+_header = FRAME_HEADER.pack
 _ENDED = [bytes((flags | END_STREAM,)) for flags in range(256)]
 
 
@@ -112,7 +113,7 @@ class Sender:
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
         size = len(payload)
-        self.out.append(FRAME_HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id))
+        self.out.append(_header(size >> 8, size & 0xFF, kind, flags, stream_id))
         self.out.append(payload)
         self.pending += size + 9
         if not self.awake:
@@ -131,16 +132,27 @@ class Sender:
         ):
             self._enqueue(stream, chunk, size)
             return
+        if size > self.max_frame:
+            self._data_in_frames(stream, chunk, size)
+            return
         stream.send_window -= size
         self.window -= size
-        if size <= self.max_frame:
+        # _frame() spelled out: a token's way through here is the most trodden one of all.
+        out = self.out
+        stream.mark, stream.mark_turn = len(out), self.turn
+        out.append(_header(size >> 8, size & 0xFF, DATA, 0, stream.id))
+        out.append(chunk)
+        self.pending += size + 9
+        if not self.awake:
+            self.wake()
+
+    def _data_in_frames(self, stream: Stream, chunk: bytes, size: int) -> None:
+        stream.send_window -= size
+        self.window -= size
+        view = memoryview(chunk)
+        for at in range(0, size, self.max_frame):
             stream.mark = len(self.out)
-            self._frame(DATA, 0, stream.id, chunk)
-        else:
-            view = memoryview(chunk)
-            for at in range(0, size, self.max_frame):
-                stream.mark = len(self.out)
-                self._frame(DATA, 0, stream.id, view[at : at + self.max_frame])
+            self._frame(DATA, 0, stream.id, view[at : at + self.max_frame])
         stream.mark_turn = self.turn
 
     def fits(self, stream: Stream, size: int) -> bool:
@@ -164,11 +176,11 @@ class Sender:
             self.end(stream)
             return
         flags = END_HEADERS if size else END_HEADERS | END_STREAM
-        frames = FRAME_HEADER.pack(coded >> 8, coded & 0xFF, HEADERS, flags, stream.id) + block
+        frames = _header(coded >> 8, coded & 0xFF, HEADERS, flags, stream.id) + block
         if size:
             stream.send_window -= size
             self.window -= size
-            frames += FRAME_HEADER.pack(size >> 8, size & 0xFF, DATA, END_STREAM, stream.id) + body
+            frames += _header(size >> 8, size & 0xFF, DATA, END_STREAM, stream.id) + body
         self.out.append(frames)
         self.pending += len(frames)
         if not self.awake:
@@ -317,7 +329,7 @@ class Sender:
         self.queued -= size
         self.window -= size
         stream.mark, stream.mark_turn = len(self.out), self.turn
-        self.out.append(FRAME_HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
+        self.out.append(_header(size >> 8, size & 0xFF, DATA, 0, stream.id))
         self.out += pieces
         self.pending += size + 9
         return size
