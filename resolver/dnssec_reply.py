@@ -17,14 +17,10 @@ from resolver.answer import Answer, Rr, compose
 from resolver.dnssec_answer import Security, Verdict
 from resolver.dnssec_records import NSEC3_TYPE, NSEC_TYPE, RRSIG_TYPE, Key, rdata_wire
 from resolver.question import Question, reason
+from resolver.rewriting import plain_rdata
 
 _PROOFS = frozenset((RRSIG_TYPE, NSEC_TYPE, NSEC3_TYPE))
 _KEPT_OF_AUTHORITY = frozenset((w.SOA, *_PROOFS))
-_COMPRESSED = {
-    w.NS: (0, 1), 3: (0, 1), 4: (0, 1), w.CNAME: (0, 1), w.SOA: (0, 2), 7: (0, 1), 8: (0, 1), 9: (0, 1), w.PTR: (0, 1),
-    14: (0, 2), 15: (2, 1), 17: (0, 2), 18: (2, 1), 21: (2, 1), 26: (2, 2), 33: (6, 1), 36: (2, 1), w.DNAME: (0, 1),
-}  # fmt: skip
-"""Types whose RDATA may hold pointers (RFC 3597 4): octets before the names, and how many names."""
 
 
 def kept(answer: Answer, question: Question, verdict: Verdict) -> Answer:
@@ -68,15 +64,4 @@ def _written(
         covered = w.read_u16(wire, record.rdata_at)[0] if record.type == RRSIG_TYPE else record.type
         ttl_s = min(record.ttl_s, limits.get((owner, covered), record.ttl_s))
         written = owner if owner == question.name else w.written_name_at(wire, record.start)
-        yield Rr(written, record.type, ttl_s, _rdata(wire, record))
-
-
-def _rdata(wire: bytes, record: w.Record) -> bytes:
-    at, end = record.rdata_at, record.rdata_at + record.rdata_len
-    before, names = _COMPRESSED.get(record.type, (0, 0))
-    out = wire[at : at + before]
-    at += before
-    for _ in range(names):
-        out += w.written_name_at(wire, at)
-        at = w.skip_name(wire, at)
-    return out + wire[at:end]
+        yield Rr(written, record.type, ttl_s, plain_rdata(wire, record))

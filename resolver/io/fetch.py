@@ -22,6 +22,7 @@ from resolver.errors import Malformed, NotBelieved, ResolverError, UpstreamsFail
 from resolver.outgoing import Outgoing
 from resolver.question import Question, opt_record, reason
 from resolver.rebinding import private_address
+from resolver.scrub import strangers, without_strangers
 from resolver.zones import Zones
 
 _MOST_ASKS = 4  # upstream questions for one chain: a recursive upstream needs one
@@ -105,9 +106,9 @@ class Fetcher:
         """What an upstream said. Raises UpstreamsFailed or ContentRefused; an `unfinished` answer is still to `go_on`."""
         if isinstance(heard, UpstreamsFailed):
             raise heard
-        fetched = self.take(heard, question)
+        fetched, layout = self._taken(heard, question)
         if not fetched.answer.unfinished:
-            self.judge(fetched.answer, zone, heard.layout)
+            self.judge(fetched.answer, zone, layout)
         return fetched
 
     async def go_on(self, fetched: Fetched, question: Question, zone: Zone | None, deadline: float) -> Fetched:
@@ -135,13 +136,22 @@ class Fetcher:
 
     def take(self, reply: UpstreamReply, question: Question) -> Fetched:
         """Raises UpstreamsFailed for what cannot be an answer."""
+        return self._taken(reply, question)[0]
+
+    def _taken(self, reply: UpstreamReply, question: Question) -> tuple[Fetched, w.Scan]:
+        """With the layout of the answer's records."""
         try:
-            answer = take(reply.wire, question, self.bounds, trusted=reply.encrypted, layout=reply.layout)
+            wire, layout = reply.wire, reply.layout or w.scan(reply.wire)
+            if strangers(wire, layout, question.name):
+                wire = without_strangers(wire, layout, question)
+                layout = w.scan(wire)
+            answer = take(wire, question, self.bounds, trusted=reply.encrypted, layout=layout)
         except Malformed as exc:
             raise UpstreamsFailed(((reply.upstream, str(exc)),), ede=OTHER) from exc
         if answer.rcode not in _USABLE:
             raise UpstreamsFailed(((reply.upstream, f"rcode {answer.rcode}"),), ede=23)
-        return Fetched(answer, reply.upstream, bool(question.ecs) and not _subnet_scope(reply.wire))
+        shared = bool(question.ecs) and not _subnet_scope(reply.wire)
+        return Fetched(answer, reply.upstream, shared), layout
 
     async def _continue(self, begun: Fetched, question: Question, deadline: float) -> Fetched:
         target = begun.answer.unfinished

@@ -18,6 +18,7 @@ from resolver import outgoing as o
 from resolver import wire as w
 from resolver.errors import Malformed, UpstreamsFailed
 from resolver.io.channel import Channel, Clock, Done, Failure
+from resolver.scrub import only_strangers
 from resolver.upstreams import Answered, Ask, Command, Failed, Fault, GiveUp, Group, Standing, Ticked, WakeAt
 
 EDE_NO_REACHABLE, EDE_NETWORK_ERROR = 22, 23  # RFC 8914
@@ -192,6 +193,8 @@ class Run:
             try:
                 layout = w.scan(result)
                 unwilling = o.unwillingness(result, layout)
+                if not unwilling and only_strangers(result, layout):
+                    unwilling = "answers for other names than the one asked"
             except Malformed as exc:
                 unwilling = f"malformed: {exc}"
             if unwilling:
@@ -211,6 +214,9 @@ class Run:
             self._tell(Reply(wire, name, now - asked_at, encrypted, layout))
 
 
+_ANSWERED = ("SERVFAIL", "REFUSED", "FORMERR", "NOTIMP", "HTTP", "answers for other names")
+
+
 def _ede_of(causes: tuple[tuple[str, str], ...]) -> int:
     """What an upstream said of DNSSEC, else 23 when somebody was reached and the network or the peer failed us, 22 when
     nobody could be reached."""
@@ -218,5 +224,5 @@ def _ede_of(causes: tuple[tuple[str, str], ...]) -> int:
         told = o.told_of_dnssec(reason)
         if told:
             return told
-    answered = any(reason.startswith(("SERVFAIL", "REFUSED", "FORMERR", "NOTIMP", "HTTP")) for _, reason in causes)
+    answered = any(reason.startswith(_ANSWERED) for _, reason in causes)
     return EDE_NETWORK_ERROR if answered else EDE_NO_REACHABLE

@@ -28,6 +28,7 @@ import h2.settings
 from config.model import DnsUpstream
 from tests.peers import dns_quic
 from tests.peers.authority import Authority
+from tests.peers.ports import free_port
 
 HOST = "127.0.0.1"
 Address = tuple[str, int]
@@ -256,6 +257,8 @@ class Peer(asyncio.DatagramProtocol):
             return self
         loop = asyncio.get_running_loop()
         make = H2Connection if self.kind == "https" else Connection
+        if self.kind == "udp" and not self.port:
+            self.port = free_port()  # the kernel's choice for TCP may be taken for UDP
         self._server = await loop.create_server(lambda: make(self), self.host, self.port, ssl=self._tls())
         self.port = self._server.sockets[0].getsockname()[1]
         if self.kind == "udp":
