@@ -1,7 +1,7 @@
 """Keep those who wait for a connection to one edge, first in first out, in a line for each kind of connection that will do.
 
-Theory: a request takes any version. A WebSocket that may go over h2 (RFC 8441) takes h1 or an h2 connection whose edge said
-that it knows extended CONNECT; any other upgrade, and a WebSocket of an edge that does not, takes h1 alone.
+Theory: a request takes any version. A WebSocket that may share (RFC 8441, 9220) takes h1, or an h2 or h3 connection whose edge
+said that it knows extended CONNECT; any other upgrade, and a WebSocket of an edge that does not, takes h1 alone.
 """
 
 from __future__ import annotations

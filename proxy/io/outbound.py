@@ -8,8 +8,8 @@ opening waits; a new one. A warm one costs a `list.pop()`: no task, no future, n
         └────► a line, first in first out ◄── served by whatever gets room first
                   └─ dials: one for each that waits while the edge speaks h1, a single one while it shares or is not known
 
-A WebSocket goes over h2 where the edge takes extended CONNECTs (RFC 8441), which only its SETTINGS say: a warm connection
-that has it serves it, an edge configured as h2 is dialled and waited for, any other is dialled for h1.
+A WebSocket goes over h2 or h3 where the edge takes extended CONNECTs (RFC 8441, 9220), which only its SETTINGS say: a warm
+connection that has it serves it, an edge configured as h2 or h3 is dialled and waited for, any other is dialled for h1.
 
 Whether an edge shares is learnt from its last connection. Before the first, one dial goes ahead: a hundred requests at
 start must not be a hundred handshakes to an edge that speaks h2.
@@ -84,7 +84,7 @@ class EdgeConnections:
         self._busy: set[Held] = set()  # h1 with an exchange
         self._lines = Lines()
         self._dials: dict[asyncio.Task[None], int] = {}  # -> for which line
-        self._extended: bool | None = None  # whether the edge's last h2 connection takes extended CONNECTs
+        self._extended: bool | None = None  # whether the edge's last shared connection takes extended CONNECTs
         self._retired = False
         self._idle_timer: asyncio.TimerHandle | None = None
         self._line_timer: asyncio.TimerHandle | None = None
@@ -105,7 +105,7 @@ class EdgeConnections:
         """Give `opening` a leg: inside this call when a warm connection has room, later otherwise.
 
         `fresh`: only on a connection dialled from now on. `upgrade`: the protocol to switch to, which only h1 can, but for
-        b"websocket" where the edge takes extended CONNECTs over h2.
+        b"websocket" where the edge takes extended CONNECTs.
         """
         held = None if fresh else self._warm(upgrade)
         if held is not None:
@@ -206,8 +206,9 @@ class EdgeConnections:
     def _line_for(self, upgrade: bytes) -> int:
         if not upgrade:
             return ANY
-        # An edge that is asked for h2 gets one try; one of any version is spared it until its h2 connection has said so.
-        expected = self.edge.protocol == "h2" if self._extended is None else self._extended
+        # An edge asked for h2 or h3 gets one try; one of any version is spared it until a connection of its has said so.
+        shares = self.edge.protocol in ("h2", "h3") or self.edge.scheme == "h3"
+        expected = shares if self._extended is None else self._extended
         return WEBSOCKET if upgrade == b"websocket" and expected else OVER_H1
 
     def _warm(self, upgrade: bytes) -> Held | None:
@@ -269,6 +270,8 @@ class EdgeConnections:
         if self._retired:
             self._leave(held)
             return
+        if held.is_shared:
+            self._learn(held)  # over h3 its SETTINGS may have come with the handshake's end
         self._serve(held, new=True)
         self._settle(held)
         self._dial_for_lines()

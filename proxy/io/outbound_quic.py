@@ -6,7 +6,7 @@ check. Afterwards it is the mirror of `quic_server`: a leg for each request, the
 
 A response that breaks a rule fails its own exchange (RFC 9114 4.1.2). What vouches that a request was not processed
 (GOAWAY below its id, REQUEST_REJECTED) is told as `unprocessed`, so that it may go elsewhere whatever its method.
-Extended CONNECT is not spoken to edges: WebSockets go out over HTTP/1.1.
+A WebSocket goes out as an extended CONNECT (RFC 9220) where the edge's SETTINGS say that it takes them.
 """
 
 from __future__ import annotations
@@ -20,25 +20,19 @@ from collections.abc import Callable, Hashable
 from aioquic.quic import events
 
 from proxy.io.quic_codes import (
-    EXCESSIVE_LOAD,
-    MESSAGE_ERROR,
     NO_ERROR,
     REQUEST_CANCELLED,
     STREAM_CREATION_ERROR,
-    UNPROCESSED,
     ConnectionFault,
-    StreamFault,
-    code_for_edge,
 )
+from proxy.io.quic_edge_leg import MAX_SECTION, EdgeLeg
 from proxy.io.quic_flow import Bounds, FlowConnection
 from proxy.io.quic_h3 import H3Frames
-from proxy.io.quic_heads import malformed, request_section, response_head
 from proxy.io.quic_leg import StreamLeg
 from proxy.io.quic_link import QuicLink
 from proxy.io.quic_tls import QuicSessions, client_configuration
-from proxy.io.quic_wire import LONGEST_STRING
-from proxy.messages import Abort, Cause, Fields, Head, Leg, Party, RequestHead, ResponseHead, Stage
-from proxy.priority import Priority, of_fields
+from proxy.io.quic_wire import SETTING_CONNECT
+from proxy.messages import Abort, Cause, Leg, Party
 from resolver.io.quic_door import Address
 
 logger = logging.getLogger(__name__)
@@ -49,125 +43,12 @@ ASK_AFTER_S = 0.4
 """Silence in the middle of an answer: at 5 s a new port at the NAT was a pause of 5 s, at 0.4 s it is one of 0.4 s and two
 round trips. Token streams have gaps of tens of milliseconds; a question is one packet each way."""
 IDLE_TIMEOUT_S = 120.0
-MAX_SECTION = 64 * 1024  # bytes of a response's fields
 MAX_OPEN = 256  # exchanges at once, where the edge would allow more
 DRAIN = 64  # datagrams a wake-up
 MAX_DATAGRAM = 65_535
 SOCKET_BUFFER = 4 * 1024 * 1024
 CRYPTO_ERROR = 0x100  # RFC 9000 20.1: plus the TLS alert
 CERTIFICATE_ALERTS = frozenset({42, 43, 44, 45, 46, 48})
-
-
-class EdgeLeg(StreamLeg):
-    """A request to an edge, as the relay holds it."""
-
-    _connection: H3EdgeConnection
-
-    def __init__(self, connection: H3EdgeConnection, stream_id: int, *, reused: bool) -> None:
-        super().__init__(connection, stream_id)
-        self.reused = reused
-        self._method = b""
-        self._no_body = False
-
-    # -- Leg ----------------------------------------------------------------------------------------------------------
-
-    def head(self, head: Head) -> None:
-        assert isinstance(head, RequestHead)
-        if self.dead or self._head_sent:
-            return
-        self._head_sent = True
-        if head.protocol or head.method == b"CONNECT":
-            self._fail_later("tunnels are not sent over h3 edges")
-            return
-        if len(head.target) > LONGEST_STRING:
-            self._fail_later(f"a target of {len(head.target)} bytes does not fit an h3 request")
-            return
-        self._method = head.method
-        said = of_fields(head.fields)
-        if said is not None:
-            self._connection.quic.prioritize(self.stream_id, said)  # uploads share a connection too (RFC 9218 9)
-        self._connection.h3.send_section(self.stream_id, request_section(head))
-        self._connection.wake()
-
-    def prioritize(self, priority: Priority) -> None:
-        if self._head_sent and not self.dead and not (self.sent_end and self.got_end):
-            self._connection.quic.prioritize(self.stream_id, priority)
-            self._connection.h3.send_priority(self.stream_id, bytes(priority))
-            self._connection.wake()
-
-    def interim(self, head: ResponseHead) -> None:
-        """An edge leg is told no interim responses."""
-
-    def abort(self, abort: Abort) -> None:
-        self.cut(code_for_edge(abort))
-
-    def _fail_later(self, detail: str) -> None:
-        receiver = self.receiver
-        self.cut(REQUEST_CANCELLED)
-        abort = Abort(Party.US, Stage.CONNECT, Cause.REFUSED, detail, unprocessed=True)
-        asyncio.get_running_loop().call_soon(receiver.on_abort, abort)
-
-    @property
-    def stage(self) -> Stage:
-        """How far the exchange has come: what a retry is decided by."""
-        if self._got_head:
-            return Stage.BODY
-        return Stage.HEAD if self._head_sent else Stage.CONNECT
-
-    # -- Sink ---------------------------------------------------------------------------------------------------------
-
-    def on_section(self, section: Fields, *, last: bool) -> None:
-        if self._got_head:
-            self.take_trailers(section)
-            return
-        head = response_head(section, method=self._method)
-        if head.status < 200:
-            if last:
-                raise malformed("the stream ended after an interim response")
-            self.receiver.on_interim(head)
-            return
-        self._got_head = True
-        self._no_body = head.no_body
-        self._expected = 0 if head.no_body else head.length
-        if last and not head.no_body and head.length is None:
-            head.length = 0
-        self.receiver.on_head(head)
-
-    def on_body(self, chunk: bytes) -> None:
-        if self._no_body:
-            raise malformed("a body where the answer has none")
-        super().on_body(chunk)
-
-    def on_finished(self) -> None:
-        if not self._got_head:
-            raise malformed("the stream ended before a final response")
-        super().on_finished()
-
-    def on_oversized(self, size: int) -> None:
-        self._break(f"response fields of {size} bytes; at most {MAX_SECTION} are read", EXCESSIVE_LOAD)
-
-    def on_fault(self, fault: StreamFault) -> None:
-        self._break(fault.detail, fault.code)
-
-    def _break(self, detail: str, code: int) -> None:
-        if not self.dead:
-            receiver, stage = self.receiver, self.stage
-            self.cut(MESSAGE_ERROR if code == MESSAGE_ERROR else REQUEST_CANCELLED)
-            receiver.on_abort(Abort(Party.EDGE, stage, Cause.BROKEN, detail, code))
-
-    # -- what the transport says --------------------------------------------------------------------------------------
-
-    def edge_reset(self, code: int) -> None:
-        if not self.dead:
-            receiver, stage = self.receiver, self.stage
-            self.cut(REQUEST_CANCELLED)
-            unprocessed = code in UNPROCESSED and stage is not Stage.BODY
-            cause = Cause.REFUSED if unprocessed else Cause.LOST
-            detail = f"h3 stream reset {code:#x} after {self._received} bytes"
-            receiver.on_abort(Abort(Party.EDGE, stage, cause, detail, code, unprocessed=unprocessed))
-
-    def connection_lost(self, code: int, detail: str) -> None:
-        self.fail(Abort(Party.EDGE, self.stage, Cause.LOST, detail, code))
 
 
 class H3EdgeConnection:
@@ -219,6 +100,17 @@ class H3EdgeConnection:
     @property
     def active(self) -> int:
         return len(self._legs)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the edge's SETTINGS came: before, nothing is known of what it takes."""
+        return self._frames is not None and self._frames.settings is not None
+
+    @property
+    def allows_websocket(self) -> bool:
+        """Whether the edge said that it takes extended CONNECTs (RFC 9220)."""
+        settings = self._frames.settings if self._frames is not None else None
+        return settings is not None and settings.get(SETTING_CONNECT) == 1
 
     def open(self) -> Leg:
         assert self.room > 0, "open() on a connection without room"
@@ -367,7 +259,13 @@ class H3EdgeConnection:
         self._tell()
         self._loop.call_soon(self._close_when_done)
 
-    def on_settings(self) -> None: ...
+    def on_settings(self) -> None:
+        # Not from inside the frames: who waits for a connection that takes WebSockets may be given one now, and speak.
+        self._loop.call_soon(self._settled)
+
+    def _settled(self) -> None:
+        if not self.closed:
+            self._tell()
 
     def on_priority(self, stream_id: int, value: bytes) -> None:
         """Only clients send it; from an edge it has closed the connection already."""

@@ -135,13 +135,16 @@ def _join_cookies(fields: Fields) -> Fields:
     return joined
 
 
-def response_head(section: Fields, *, method: bytes) -> ResponseHead:
-    """A response's head, interim or final; raises StreamFault. 101 does not exist in HTTP/3 (RFC 9114 4.5)."""
+def response_head(section: Fields, *, method: bytes, websocket: bool = False) -> ResponseHead:
+    """A response's head, interim or final; raises StreamFault. 101 does not exist in HTTP/3 (RFC 9114 4.5): it is what a 2xx
+    to an extended CONNECT for a `websocket` becomes (RFC 9220 3)."""
     pseudo, fields = _split(section, frozenset({b":status"}))
     raw = pseudo.get(b":status", b"")
     if len(raw) != 3 or not raw.isdigit() or not 100 <= int(raw) <= 599 or raw == b"101":
         raise malformed(f"bad :status {raw[:8]!r}")
     status = int(raw)
+    if websocket and 200 <= status < 300:
+        return ResponseHead(101, fields, None)
     no_body = method == b"HEAD" or status in (204, 304) or status < 200
     return ResponseHead(status, fields, content_length(fields), no_body)
 
@@ -163,11 +166,14 @@ def _outgoing(fields: Fields) -> Fields:
 
 
 def request_section(head: RequestHead) -> Fields:
-    """The field section of a plain request; tunnels are not sent over HTTP/3 edges."""
-    section: Fields = [(b":method", head.method), (b":scheme", head.scheme), (b":authority", head.authority)]
-    section.append((b":path", head.target))
-    section += _outgoing(head.fields)
-    return section
+    """The field section of a request; b"websocket" becomes an extended CONNECT (RFC 9220), which has no key."""
+    method, fields = head.method, _outgoing(head.fields)
+    pseudo: Fields = [(b":scheme", head.scheme), (b":authority", head.authority), (b":path", head.target)]
+    if head.protocol:
+        method = b"CONNECT"
+        pseudo.insert(0, (b":protocol", head.protocol))
+        fields = [field for field in fields if field[0] != b"sec-websocket-key"]
+    return [(b":method", method), *pseudo, *fields]
 
 
 def response_section(head: ResponseHead, *, websocket: bool) -> Fields:

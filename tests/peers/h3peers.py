@@ -335,6 +335,7 @@ class Server:
         self._tickets: dict[bytes, SessionTicket] = {}
         self.retry = False
         self.gone = False
+        self.wanted_port = 0  # the kernel's choice
 
     async def __aenter__(self) -> Server:
         loop = asyncio.get_running_loop()
@@ -346,7 +347,7 @@ class Server:
                 session_ticket_handler=lambda ticket: self._tickets.__setitem__(ticket.ticket, ticket),
                 retry=self.retry,
             ),
-            local_addr=("127.0.0.1", 0),
+            local_addr=("127.0.0.1", self.wanted_port),
         )
         self.port: int = self.transport.get_extra_info("sockname")[1]
         return self

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from aioquic.buffer import encode_uint_var
-from aioquic.h3.connection import FrameType, encode_frame
+from aioquic.h3.connection import FrameType, H3Connection, Setting, encode_frame
 from aioquic.quic.connection import QuicConnection
 from aioquic.tls import Epoch
 
@@ -22,6 +22,7 @@ from proxy.io.quic_flow import STREAM_WINDOW
 from proxy.io.rims import HIGH_WATER
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
 from tests.patience import no_hang, soon, timed
+from tests.peers import h3peers
 from tests.peers.authority import Authority
 from tests.peers.h3peers import Asked, Exchanged, Gateway, Server, listening, make_authority, say
 from tests.peers.nat import Nat
@@ -316,13 +317,86 @@ async def test_stop_of_the_upload_is_no_failure_when_an_answer_comes(ca: str, pe
         await again.heard_word("end")
 
 
-async def test_tunnel_is_refused_before_a_byte_leaves(ca: str, pem: str) -> None:
+def websocket() -> RequestHead:
+    request = head(b"GET", b"/ws", (b"sec-websocket-version", b"13"), (b"sec-websocket-key", b"a2V5"))
+    request.protocol, request.length = b"websocket", 0
+    return request
+
+
+async def settled(connection: H3EdgeConnection) -> None:
+    async with asyncio.timeout(5):
+        while not connection.is_settled:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", ["connect", "another protocol"])
+async def test_any_other_tunnel_is_refused_before_a_byte_leaves(ca: str, pem: str, kind: str) -> None:
     async with Server(pem) as server, dialled(server.port, ca) as connection:
-        request = head()
-        request.protocol = b"websocket"
+        await settled(connection)
+        request = head(b"CONNECT" if kind == "connect" else b"GET")
+        request.protocol = b"" if kind == "connect" else b"made-up"
         exchange = start(connection, request, None)
         abort: Abort = await exchange.heard_word("abort")
         assert (abort.unprocessed, abort.cause) == (True, Cause.REFUSED)
+        assert connection.active == 0 and server.asked == []
+
+
+async def test_a_websocket_is_an_extended_connect_with_two_directions(ca: str, pem: str) -> None:
+    async with Server(pem) as server, dialled(server.port, ca) as connection:
+        await settled(connection)
+        exchange = start(connection, websocket(), None)
+        await server.until(lambda s: s.asked)
+        asked = server.asked[0]
+        assert asked.fields == [
+            (b":method", b"CONNECT"), (b":protocol", b"websocket"), (b":scheme", b"https"),
+            (b":authority", b"localhost"), (b":path", b"/ws"), (b"sec-websocket-version", b"13"),
+        ]  # fmt: skip
+        assert not asked.ended
+        asked.respond([(b":status", b"200"), (b"sec-websocket-protocol", b"realtime")], end=False)
+        accepted = await exchange.heard_word("head")
+        assert (accepted.status, accepted.fields) == (101, [(b"sec-websocket-protocol", b"realtime")])
+        exchange.leg.data(b"up")
+        await server.until(lambda s: s.asked[0].body == b"up")
+        asked.send(b"down", end=True)
+        await exchange.heard_word("end")
+        assert exchange.body == b"down"
+        exchange.leg.data(b" and more")  # the other direction goes on after their half-close
+        exchange.leg.end()
+        await server.until(lambda s: s.asked[0].ended)
+        assert asked.body == b"up and more"
+        assert connection.active == 0
+
+
+async def test_a_refused_websocket_is_an_ordinary_answer_and_leaves_nothing(ca: str, pem: str) -> None:
+    async with Server(pem) as server, dialled(server.port, ca) as connection:
+        await settled(connection)
+        exchange = start(connection, websocket(), None)
+        await server.until(lambda s: s.asked)
+        server.asked[0].respond([(b":status", b"403")], b"no")
+        await exchange.heard_word("end")
+        refused = next(value for word, value in exchange.heard if word == "head")
+        assert (refused.status, exchange.body, connection.active) == (403, b"no", 0)
+        await server.until(lambda s: s.asked[0].ended)
+
+
+class Older(H3Connection):
+    """Knows nothing of RFC 9220."""
+
+    def _get_local_settings(self) -> dict[int, int]:
+        settings = super()._get_local_settings()
+        del settings[Setting.ENABLE_CONNECT_PROTOCOL]
+        return settings
+
+
+async def test_an_edge_that_does_not_offer_it_is_asked_for_no_websocket(
+    ca: str, pem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(h3peers, "H3Connection", Older)
+    async with Server(pem) as server, dialled(server.port, ca) as connection:
+        await settled(connection)
+        assert not connection.allows_websocket
+        exchange = start(connection, websocket(), None)
+        assert (await exchange.heard_word("abort")).unprocessed
         assert connection.active == 0 and server.asked == []
 
 
@@ -330,6 +404,7 @@ async def test_tunnel_is_refused_before_a_byte_leaves(ca: str, pem: str) -> None
 
 
 @pytest.mark.parametrize("begun", [False, True])
+@timed
 async def test_abort_cancels_at_the_edge_within_100_ms(ca: str, pem: str, begun: bool) -> None:
     def answer(asked: Asked) -> None:
         if begun:

@@ -1,4 +1,4 @@
-"""Which connection a WebSocket gets: h2 where the edge said that it takes extended CONNECTs, h1 anywhere else."""
+"""Which connection a WebSocket gets: h2 or h3 where the edge said that it takes extended CONNECTs, h1 anywhere else."""
 
 from __future__ import annotations
 
@@ -6,28 +6,35 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from config.model import Edge, Listen
+import pytest
+
+from config.model import Edge, Listen, Tickets
 from headrace.lab.ca import ThrowAwayCa
 from proxy.io.dial import Rims
+from proxy.io.inbound_quic import listen_quic
 from proxy.io.inbound_tcp import listen_tcp
 from proxy.io.outbound import EdgeConnections
 from proxy.messages import RequestHead
 from proxy.reach import Reach
 from resolver.io.clock import now
+from tests.peers import h3peers
 from tests.peers.edgepeer import Names, wait_for_leg
 from tests.peers.fakeleg import Recorder
+from tests.peers.ports import free_port
 from tests.peers.services import ByHand
+from tests.proxy.test_h3_outbound import Older
 
 WEBSOCKET = RequestHead(b"GET", b"/", b"https", b"localhost", [(b"sec-websocket-version", b"13")], 0, b"websocket")
 
 
 @asynccontextmanager
-async def edge(ca: ThrowAwayCa, protocol: Any) -> AsyncIterator[tuple[ByHand, EdgeConnections]]:
+async def edge(ca: ThrowAwayCa, protocol: Any, port: int = 0) -> AsyncIterator[tuple[ByHand, EdgeConnections]]:
     service = ByHand()
     tls: ssl.SSLContext = ca.server_context(["h2", "http/1.1"])
-    listener = await listen_tcp(Listen("https", "127.0.0.1", 0), service, tls=tls)
+    listener = await listen_tcp(Listen("https", "127.0.0.1", port), service, tls=tls)
     config = Edge(
         "e",
         "https",
@@ -82,6 +89,37 @@ async def test_an_edge_that_is_asked_for_h2_is_dialled_and_waited_for(ca: ThrowA
         versions = await asyncio.gather(*(version_of_websocket(service, pool) for _ in range(5)))
         assert versions == ["h2"] * 5
         assert pool.counts.shared == 1
+
+
+async def test_an_edge_that_is_asked_for_h3_is_dialled_and_waited_for(ca: ThrowAwayCa) -> None:
+    service = ByHand()
+    listener = await listen_quic(
+        Listen("h3", "127.0.0.1", 0), service, cert_file=str(ca.cert_file), key_file=str(ca.key_file), tickets=Tickets()
+    )
+    config = Edge("e", "h3", "localhost", listener.address[1], ca_file=str(ca.ca_file), addresses=("127.0.0.1",))
+    pool = EdgeConnections(config, resolver=Names(), reach=Reach(), clock=now, rims=Rims(), connect_s=30)
+    try:
+        versions = await asyncio.gather(*(version_of_websocket(service, pool) for _ in range(5)))
+        assert versions == ["h3"] * 5
+        assert pool.counts.shared == 1
+    finally:
+        await pool.close()
+        listener.close()
+        await asyncio.sleep(0.01)
+
+
+async def test_an_h3_edge_without_extended_connect_is_dialled_for_h1(
+    ca: ThrowAwayCa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(h3peers, "H3Connection", Older)
+    pem = tmp_path / "both.pem"
+    pem.write_bytes(ca.cert_file.read_bytes() + ca.key_file.read_bytes())
+    older = h3peers.Server(str(pem))
+    older.wanted_port = free_port()
+    async with older, edge(ca, "h3", port=older.wanted_port) as (service, pool):
+        assert await version_of_websocket(service, pool) == "h1"
+        assert await version_of_websocket(service, pool) == "h1"  # and is not asked again
+        assert len(older.handshakes) == 1
 
 
 async def test_an_edge_that_is_asked_for_h1_gets_h1(ca: ThrowAwayCa) -> None:
