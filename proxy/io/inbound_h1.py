@@ -101,6 +101,7 @@ class H1ServerConnection(asyncio.Protocol):
         if leg is not None:
             detail = "connection reset" if exc is not None else "connection closed"
             leg.receiver.on_abort(Abort(Party.CLIENT, Stage.BODY, Cause.CANCELLED, detail))
+        self.wire.let_go()
         self.service.on_disconnected(self)
 
     def data_received(self, data: bytes) -> None:

@@ -137,6 +137,7 @@ class H1EdgeConnection(asyncio.Protocol):
         leg, self._leg = self._leg, None
         if leg is not None:
             leg.lost("connection closed" if exc is None else "connection reset", clean=exc is None)
+        self.wire.let_go()
         self.on_change()
 
     def pause_writing(self) -> None:

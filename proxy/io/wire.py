@@ -146,3 +146,10 @@ class Wire:
         self.write = self._send = _nowhere
         if self._transport is not None:
             reset(self._transport)
+
+    def let_go(self) -> None:
+        """The connection is gone. A wire refers to itself, and with TLS its transport holds a read buffer of 256 KiB: kept
+        until the collector comes, every closed connection would cost that much."""
+        self._out.clear()
+        self.write = self._send = _nowhere
+        self._transport = None

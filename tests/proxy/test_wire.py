@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Callable
 
 import pytest
 import uvloop
 
 from proxy.io.inbound_h1 import H1ServerConnection
+from proxy.io.inbound_h2 import H2ServerConnection
+from proxy.io.outbound_h1 import H1EdgeConnection
+from proxy.io.outbound_h2 import H2EdgeConnection
 from proxy.io.rims import Origin
 from proxy.io.wire import Wire
 from proxy.messages import ResponseHead
@@ -130,3 +136,28 @@ async def test_a_turn_ends_even_when_hearing_fails() -> None:
         rim.data_received(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert transport.writes and not rim.wire.turn.is_open
     rim.connection_lost(None)
+
+
+ORIGIN = Origin("127.0.0.1", 1, "http://x", b"http", "h1")
+Rim = H1ServerConnection | H2ServerConnection | H1EdgeConnection | H2EdgeConnection
+RIMS: list[Callable[[], Rim]] = [
+    lambda: H1ServerConnection(ByHand(), ORIGIN),
+    lambda: H2ServerConnection(ByHand(), ORIGIN),
+    H1EdgeConnection,
+    H2EdgeConnection,
+]
+
+
+@pytest.mark.parametrize("rim", RIMS, ids=["client h1", "client h2", "edge h1", "edge h2"])
+async def test_transport_goes_with_its_connection_and_does_not_wait_for_the_collector(rim: Callable[[], Rim]) -> None:
+    made, transport = rim(), Transport()
+    made.connection_made(transport)
+    gone = weakref.ref(transport)
+    await turn_of_the_loop()
+    del transport
+    gc.disable()
+    try:
+        made.connection_lost(None)
+        assert gone() is None
+    finally:
+        gc.enable()
