@@ -107,11 +107,10 @@ class Match(Enum):
 
 def match(reply: bytes, ident: int, question: bytes) -> Match:
     """Whether `reply` belongs to the query sent with this id and question, byte for byte (RFC 5452 9.1)."""
-    end = w.HEADER + len(question)
     if len(reply) < w.HEADER or reply[0] << 8 | reply[1] != ident or reply[2] & 0xF8 != 0x80:
         return Match.OTHER
-    if reply[4:6] == b"\0\1":
-        theirs = reply[w.HEADER : end]
+    if reply[5] == 1 and not reply[4]:
+        theirs = reply[w.HEADER : w.HEADER + len(question)]
         if theirs == question:
             return Match.YES
         return Match.OTHER_CASE if len(theirs) >= 5 and fold(theirs) == fold(question) else Match.OTHER

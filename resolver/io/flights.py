@@ -63,6 +63,7 @@ class Flights(Generic[V]):
         self._fly = fly
         self._stopped = stopped
         self._late = late or stopped
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._flights: dict[bytes, Flight[V]] = {}
 
@@ -87,7 +88,9 @@ class Flights(Generic[V]):
 
     def take_off(self, flight: Flight[V], within_s: float) -> None:
         """A flight that somebody will `land`; when nobody does in time, it lands by itself with the late verdict."""
-        loop = asyncio.get_running_loop()
+        if self._loop is None:  # before 3.12 to ask for it is a system call
+            self._loop = asyncio.get_running_loop()
+        loop = self._loop
         self._flights[flight.key] = flight
         flight.overdue_at = loop.time() + within_s
         if self._timer is None:

@@ -21,24 +21,24 @@ class Readiness:
     """`watch` before use of a socket, `forget` before it is closed. Everything in the loop's thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._readers: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         if self._epoll is not None:
-            self._loop.add_reader(self._epoll.fileno(), self._on_ready)
+            self.loop.add_reader(self._epoll.fileno(), self._on_ready)
 
     def watch(self, sock: socket.SocketType, reader: Callable[[], None]) -> None:
         """Calls `reader` whenever there is something to read. Raises OSError when the kernel has no room for it."""
         number = sock.fileno()
         if self._epoll is None:
-            self._loop.add_reader(number, reader)
+            self.loop.add_reader(number, reader)
         else:
             self._epoll.register(number, select.EPOLLIN)
         self._readers[number] = reader
 
     def forget(self, sock: socket.SocketType) -> None:
         if self._readers.pop(sock.fileno(), None) is not None and self._epoll is None:
-            self._loop.remove_reader(sock.fileno())
+            self.loop.remove_reader(sock.fileno())
 
     def _on_ready(self) -> None:
         assert self._epoll is not None
@@ -49,5 +49,5 @@ class Readiness:
 
     def close(self) -> None:
         if self._epoll is not None:
-            self._loop.remove_reader(self._epoll.fileno())
+            self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()

@@ -37,7 +37,25 @@ MAX_OPEN = 512  # sockets of one upstream; more questions wait their turn
 MAX_WAITING = 4096
 MAX_SENDS = 4
 RESEND_MIN_S, RESEND_MAX_S, RESEND_UNKNOWN_S = 0.25, 1.0, 0.5
+LARGEST = 65_535
+RANDOM_PAGE = 4096
 DRAIN = 16  # datagrams read from one socket in a loop turn: a flood of forgeries must not hold the others
+
+
+class Draws:
+    """Random bytes of the kernel, fetched a page at a time, since a system call for each send is 1 us. Each is used once."""
+
+    __slots__ = ("_at", "_page")
+
+    def __init__(self) -> None:
+        self._page, self._at = b"", 0
+
+    def take(self, count: int) -> bytes:
+        at = self._at
+        if at + count > len(self._page):
+            self._page, at = os.urandom(max(count, RANDOM_PAGE)), 0
+        self._at = at + count
+        return self._page[at : at + count]
 
 
 class UdpChannel:
@@ -55,6 +73,10 @@ class UdpChannel:
         self._lookups: set[asyncio.Task[None]] = set()
         self._readiness: Readiness | None = None
         self._closed = False
+        self.draws = Draws()
+        self.inbox = memoryview(
+            bytearray(LARGEST)
+        )  # of whoever reads: what it says is copied before the next one reads
 
     def ask(self, out: Outgoing, deadline: float, done: Done, *, question: bytes = b"") -> None:
         asked = _Question(self, out, question, deadline, done)
@@ -158,7 +180,7 @@ class _Question:
         self._mix = not self._channel.no_case.spares(now)
         self._first_at = now
         self._resend_s = self._channel.resend_after_s()
-        self._send()
+        self._send(now)
 
     def finish(self, result: bytes | Failure, took_s: float | None = None) -> None:
         if self.finished:
@@ -175,7 +197,7 @@ class _Question:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self) -> None:
+    def _send(self, now: float) -> None:
         """One send from a fresh port; an address that cannot be reached at all gives way to the next one at once."""
         while self._sends < max(MAX_SENDS, len(self._addresses)):
             address = self._addresses[self._sends % len(self._addresses)]
@@ -192,10 +214,10 @@ class _Question:
                     self.finish(failure)
                     return
             break
-        self._set_timer()
+        self._set_timer(now)
 
     def _send_to(self, address: str) -> None:
-        draw = os.urandom(2 + len(self._out.question))
+        draw = self._channel.draws.take(2 + len(self._out.question))
         ident = draw[0] << 8 | draw[1]
         question = self._given or self._out.folded
         if self._mix:
@@ -214,16 +236,15 @@ class _Question:
     def send_again(self) -> None:
         if not self.finished and self._addresses:
             self._sends = min(self._sends, MAX_SENDS - 1)
-            self._send()
+            self._send(self._channel.clock())
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        now = self._channel.clock()
-        wait_s = max(0.0, self._deadline - now)
-        if self._sends < MAX_SENDS and not self._over_tcp:
-            wait_s = min(wait_s, self._resend_s)
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_time)
+        wait_s = self._deadline - now
+        if self._resend_s < wait_s and self._sends < MAX_SENDS and not self._over_tcp:
+            wait_s = self._resend_s
+        self._timer = self._channel.readiness.loop.call_later(wait_s if wait_s > 0 else 0.0, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -232,14 +253,15 @@ class _Question:
             self.finish(Failure(Fault.SILENT, f"no answer in {now - self._first_at:.2f} s"))
             return
         self._resend_s *= 2
-        self._send()
+        self._send(now)
 
     # --- hearing -----------------------------------------------------------------------------------------------------
 
     def _readable(self, sock: Socket, ident: int, question: bytes, edns: bool) -> None:
+        inbox = self._channel.inbox
         for _ in range(DRAIN):
             try:
-                reply = sock.recv(65535)
+                reply = bytes(inbox[: sock.recv_into(inbox)])
             except BlockingIOError:
                 return
             except OSError as exc:
@@ -256,18 +278,19 @@ class _Question:
                 return
 
     def _hear(self, sock: Socket, reply: bytes, edns: bool) -> None:
-        now = self._channel.clock()
-        if edns and o.rcode(reply) == w.FORMERR:
+        channel, rcode = self._channel, o.rcode(reply)
+        now = channel.clock()
+        if edns and rcode == w.FORMERR:
             self._without_edns()
             return
         if edns:
-            self._channel.no_edns.worked()
-        elif o.rcode(reply) not in (w.FORMERR, w.SERVFAIL):
-            self._channel.no_edns.broke(now)
+            channel.no_edns.worked()
+        elif rcode not in (w.FORMERR, w.SERVFAIL):
+            channel.no_edns.broke(now)
         if o.is_truncated(reply):
             self._ask_over_tcp(b"", self._deadline, self.finish)
             return
-        self._channel.book.worked(self._sockets[sock])
+        channel.book.worked(self._sockets[sock])
         self.finish(reply, now - self._first_at)
 
     def _cannot_reach(self, sock: Socket, exc: OSError) -> None:
@@ -279,7 +302,7 @@ class _Question:
         if self._sockets or self._over_tcp:
             return
         if self._sends < len(self._addresses):
-            self._send()
+            self._send(self._channel.clock())
         else:
             self.finish(failure_of(exc))
 
@@ -291,7 +314,7 @@ class _Question:
     def _ask_over_tcp(self, question: bytes, deadline: float, done: Done) -> None:
         if not self._over_tcp:
             self._over_tcp = True
-            self._set_timer()
+            self._set_timer(self._channel.clock())
             self._channel.tcp.ask(self._out, deadline, done, question=question)
 
     def _doubt_case(self, question: bytes) -> None:
