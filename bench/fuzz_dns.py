@@ -33,14 +33,18 @@ from bench.dns_origin import answer
 from bench.measure import RESULTS
 from config.model import DnsCache, Resolver
 from resolver import outgoing, wire
-from resolver.answer import Bounds, take
+from resolver.answer import Bounds
+from resolver.blocklist import Blocklist
 from resolver.errors import Malformed, UpstreamsFailed
 from resolver.io.doh_reply import judge_body
 from resolver.io.doh_server import DohService, freshness_s
+from resolver.io.fetch import ContentRefused, Fetcher
 from resolver.io.run import Reply
 from resolver.io.service import DATAGRAM_LIMIT, ResolverService, Wanted
 from resolver.io.streams import Connections, StreamConnection
 from resolver.question import Question, parse
+from resolver.scrub import only_strangers
+from resolver.zones import Zones
 
 LONGEST_STEP_S = 0.050
 
@@ -270,14 +274,16 @@ def questions() -> list[Question]:
 def reply_reader() -> Step:
     """The other side: what comes from upstream, against a question that it may answer."""
     asked = questions()
+    fetcher = Fetcher(OneUpstream(), Zones(), Bounds(), True, Blocklist())
 
     def step(packet: bytes) -> None:
         question = asked_by(packet, asked)
         outgoing.match(packet, 0, question.section)
-        with suppress(Malformed):
+        with suppress(Malformed, UpstreamsFailed, ContentRefused):
             found = wire.scan(packet)
             outgoing.unwillingness(packet, found)
-            take(packet, question, Bounds(), trusted=False, layout=found)
+            only_strangers(packet, found)
+            fetcher.read(Reply(packet, "udp://192.0.2.53", 0.0, False, found), question, None)
 
     return step
 
