@@ -106,7 +106,7 @@ class Chain:
         if above is None or above.answer is None:
             return None
         denial = denial_below(above.answer, question)
-        return self._count("cache", Found(denial, "cache", int(now - above.stored_at)))
+        return self._count("cache", Found(denial, "cache", int(now - above.stored_at), above.answer.reason))
 
     def _after_failure(self, question: Question, now: float, scope: bytes) -> Found | None:
         entry = self.cache.stale(question, now, scope)

@@ -154,6 +154,14 @@ async def test_the_reasons_of_both_halves_of_a_chain_are_told(tmp_path: Path, ta
             assert addresses(reply) and reasons(reply) == told
 
 
+async def test_a_name_below_a_denied_one_has_the_reason_too(tmp_path: Path) -> None:
+    async with Peer(recurse) as peer, validating(tmp_path, peer) as service:
+        assert reasons(await ask(service, "nx.iter151.test", do=False)) == [27]
+        below = await ask(service, "below.nx.iter151.test", do=False)
+        assert below.rcode() == dns.rcode.NXDOMAIN and reasons(below) == [27]
+        assert not peer.seen("below.nx.iter151.test")
+
+
 async def test_an_upstream_set_of_one_is_told_whom_to_avoid(tmp_path: Path) -> None:
     """The protocol between resolver and upstreams, without sockets: a second opinion of nobody is the first one's."""
     upstreams = ScriptedUpstreams(lambda query: answer(query, "60 A 192.0.2.1"))
