@@ -103,20 +103,42 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layo
     # Only the name has letters: type 65 (HTTPS) is the byte of an "A", and lower-casing would make it type 97.
     if asked[:-4].lower() != question.name or asked[-4:] != question.section[-4:]:
         raise Malformed("reply to another question")
+    return _plain(wire, found, question, bounds, trusted) or _taken(wire, found, question, bounds, trusted)
+
+
+def _plain(wire: bytes, found: w.Scan, question: Question, bounds: Bounds, trusted: bool) -> Answer | None:
+    """The answer, when it is nothing but records of its question, each under a pointer to it, with TTLs inside the bounds.
+
+    Most answers are, and need none of the passes of the others: no chain, no letters, no TTL to write.
+    """
+    records = found.records
+    if len(records) != found.answers or not records or found.rcode:
+        return None
+    asked, shortest, longest = question.type, bounds.min_ttl_s, bounds.max_ttl_s
+    smallest, ttl_at = longest, []
+    for start, rdtype, _, ttl_s, rdata_at, _ in records:
+        if rdtype != asked or wire[start] != 0xC0 or wire[start + 1] != w.HEADER or not shortest <= ttl_s <= longest:
+            return None
+        if ttl_s < smallest:
+            smallest = ttl_s
+        ttl_at.append(rdata_at - 6)
+    head = _pack_header(0, w.QR | w.RA | (found.flags & w.AD if trusted else 0), 1, found.answers, 0, 0)
+    name, end = question.name, found.opt.start if found.opt else found.end
+    return Answer(head + name + wire[w.HEADER + len(name) : end], tuple(ttl_at), smallest, w.NOERROR)
+
+
+def _taken(wire: bytes, found: w.Scan, question: Question, bounds: Bounds, trusted: bool) -> Answer:
     # What follows OPT goes: taking OPT out would move it, and additional records are a courtesy.
     records = found.records[: found.opt_index] if found.opt else found.records
-    rcode = found.rcode
-    plain = _is_plain(wire, found, question.type)
-    end = question.name if plain else _chain_end(wire, found, question)
-    has_data = plain or _has(wire, found, end, question)
+    end = _chain_end(wire, found, question)
+    has_data, rcode = _has(wire, found, end, question), found.rcode
     negative = None if has_data and rcode == w.NOERROR else _denial(found)
     out = bytearray(wire[: found.opt.start if found.opt else found.end])
     flags = w.QR | w.RA | found.flags & 15 | (found.flags & w.AD if trusted else 0)
     extra = len(records) - found.answers - found.authorities
     out[: w.HEADER] = _pack_header(0, flags, 1, found.answers, found.authorities, extra)
     out[w.HEADER : w.HEADER + len(question.name)] = question.name
-    if not plain:
-        _own_case(out, records, question.name)
+    _own_case(out, records, question.name)
     ttl_s = _bound_ttls(out, records, bounds, negative)
     denies = rcode == w.NXDOMAIN and end == question.name
     unfinished = end if negative is None and rcode == w.NOERROR and not has_data else b""
@@ -126,17 +148,6 @@ def take(wire: bytes, question: Question, bounds: Bounds, *, trusted: bool, layo
     if negative is None and rcode != w.NOERROR:
         ttl_s = 0
     return Answer(bytes(out), tuple([r.rdata_at - 6 for r in records]), ttl_s, rcode, denies, unfinished)
-
-
-def _is_plain(wire: bytes, found: w.Scan, rdtype: int) -> bool:
-    """Whether all there is are records of this type, each under a pointer to the question: most answers."""
-    if len(found.records) != found.answers or not found.answers:
-        return False
-    for record in found.records:
-        at = record.start
-        if record.type != rdtype or wire[at] != 0xC0 or wire[at + 1] != w.HEADER:
-            return False
-    return True
 
 
 def _denial(found: w.Scan) -> w.Record | None:

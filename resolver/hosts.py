@@ -88,6 +88,8 @@ class LocalNames:
     def answer(self, question: Question) -> Answer | None:
         """The answer, None when the name is not written here. A local CNAME that leaves gives an `unfinished` one."""
         name = question.name
+        if name not in self._names and not self._has_wildcards:
+            return None
         chain: list[Rr] = []
         while len(chain) < LONGEST_CHAIN:
             types = self._types(name)

@@ -191,7 +191,7 @@ class Run:
         layout: w.Scan | None = None
         if not isinstance(result, Failure):
             try:
-                layout = w.scan(result)
+                layout = w.scan(result, self.out.question)
                 unwilling = o.unwillingness(result, layout)
                 if not unwilling and only_strangers(result, layout):
                     unwilling = "answers for other names than the one asked"
