@@ -32,7 +32,12 @@ CRYPTO_ERROR, ALERTS_OF_CERTIFICATES = 0x100, frozenset({42, 43, 44, 45, 46, 48}
 
 @dataclass(slots=True)
 class QuicMemory:
-    """What one connection leaves for the next: the newest ticket and the address validation token."""
+    """What one connection leaves for the next: the newest ticket and the address validation token. Each is used once (RFC
+    8446 C.4, RFC 9000 8.1.3): twice, they would tell who we are, and one that a server cannot bear would be the last dial.
+
+    A token spares the round trip of a Retry, so it is kept where there was one. Knot DNS sends tokens without ever sending a
+    Retry, and fails every connection that shows one (3.6-dev: it forgets the original connection id).
+    """
 
     tickets: list[SessionTicket] = field(default_factory=list)
     token: bytes = b""
@@ -40,8 +45,10 @@ class QuicMemory:
     def keep_ticket(self, ticket: SessionTicket) -> None:
         self.tickets[:] = [ticket]
 
-    def keep_token(self, token: bytes) -> None:
-        self.token = token
+    def apply(self, configuration: QuicConfiguration) -> None:
+        """For one dial."""
+        configuration.token, self.token = self.token, b""
+        configuration.session_ticket = self.tickets.pop() if self.tickets else None
 
 
 class QuicLink(asyncio.DatagramProtocol):
@@ -58,8 +65,9 @@ class QuicLink(asyncio.DatagramProtocol):
         self.quic = QuicConnection(
             configuration=configuration,
             session_ticket_handler=memory.keep_ticket,
-            token_handler=memory.keep_token,
+            token_handler=self._keep_token,
         )
+        self._memory = memory
         self.heard_at = 0.0
         self.answers = 0
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -69,6 +77,10 @@ class QuicLink(asyncio.DatagramProtocol):
         self._timer_at: float | None = None
         self._flushing = False
         self._broken = ""
+
+    def _keep_token(self, token: bytes) -> None:
+        if self.quic._retry_count:
+            self._memory.token = token
 
     # --- of a subclass -----------------------------------------------------------------------------------------------
 
@@ -228,8 +240,7 @@ def quic_channel(
     async def link_to(address: str, channel: WarmChannel) -> QuicLink:
         configuration = QuicConfiguration(is_client=True, alpn_protocols=[alpn], idle_timeout=IDLE_TIMEOUT_S)
         configuration.server_name = server_name or book.host
-        configuration.token = memory.token
-        configuration.session_ticket = memory.tickets.pop() if memory.tickets else None
+        memory.apply(configuration)
         trust.apply(configuration)
         link = make(channel, configuration, memory)
         await link.opened(address, port)

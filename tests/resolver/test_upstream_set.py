@@ -14,12 +14,16 @@ import dns.edns
 import dns.flags
 import dns.message
 import pytest
+from aioquic.quic.configuration import QuicConfiguration
 
 from config.model import DnsUpstream, Resolver, Zone
 from resolver.errors import UpstreamsFailed
 from resolver.io.clock import now
+from resolver.io.quic import QuicLink, QuicMemory
 from resolver.io.run import Reply
 from resolver.io.upstream_set import UpstreamSet
+from resolver.io.warm import Link, WarmChannel
+from resolver.quirks import IdleLimit
 from tests.patience import eventually, no_hang, timed
 from tests.peers.authority import Authority
 from tests.peers.dns import HOST, Ask, H2Connection, Peer
@@ -537,6 +541,38 @@ async def test_the_second_connection_to_an_upstream_is_resumed(kind: str, author
         last = peer.connections[-1]
         tls = last.transport.get_extra_info("ssl_object") if kind in ("tls", "https") else None
         assert tls.session_reused if tls else last.resumed
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+class Dialled(QuicLink):
+    """A connection that is only made, never opened."""
+
+    ALPN, NO_ERROR = "doq", 0
+
+
+async def test_a_token_is_kept_where_a_retry_was_and_shown_once(channel: WarmChannel) -> None:
+    memory = QuicMemory()
+    for retried, shown in ((0, b""), (1, b"given")):
+        link = Dialled(channel, now, QuicConfiguration(is_client=True), memory)
+        link.quic._retry_count = retried
+        assert link.quic._token_handler is not None
+        link.quic._token_handler(b"given")
+        for expected in (shown, b""):
+            configuration = QuicConfiguration(is_client=True)
+            memory.apply(configuration)
+            assert configuration.token == expected
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[WarmChannel]:
+    async def nowhere(_: WarmChannel) -> Link:
+        raise ConnectionRefusedError
+
+    made = WarmChannel(nowhere, encrypted=True, clock=now, idle=IdleLimit())
+    yield made
+    await made.close()
 
 
 # --- choosing --------------------------------------------------------------------------------------------------------
