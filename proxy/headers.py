@@ -82,10 +82,16 @@ def _join_forwarding(fields: Fields, peer: str, head: RequestHead) -> None:
         fields.append((b"x-forwarded-host", head.authority))
 
 
+LENGTH = frozenset({b"content-length"})
+"""Not in a 204 (RFC 9110 8.6): there is no body, and a client that believes the length waits for one."""
+
+
 def response_fields(head: ResponseHead, *, server_timing: bytes, loopback: bool) -> Fields:
     """The fields to send to a client. An edge's own Server-Timing stays; ours is one more."""
     dropped = NOT_FOR_LOOPBACK if loopback else NOT_FOR_CLIENTS
     fields = without(head.fields, dropped)
+    if head.status == 204:
+        fields = without(fields, LENGTH)
     if server_timing:
         fields.append((b"server-timing", server_timing))
     return fields

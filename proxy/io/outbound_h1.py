@@ -362,8 +362,7 @@ class H1EdgeLeg:
         if clean and isinstance(self._reader, CloseReader) and not self._tunnel:
             self.receiver.on_end()
             return
-        stage = Stage.BODY if self._answered else Stage.HEAD
-        self.receiver.on_abort(Abort(Party.EDGE, stage, Cause.LOST, detail))
+        self.receiver.on_abort(Abort(Party.EDGE, self._stage, Cause.LOST, detail))
 
     def _finish(self, *, reusable: bool) -> None:
         self._dead = True
@@ -374,4 +373,9 @@ class H1EdgeLeg:
             return
         self._dead = True
         self._connection.kill(self)
-        self.receiver.on_abort(Abort(Party.EDGE, Stage.BODY if self._answered else Stage.HEAD, cause, detail))
+        self.receiver.on_abort(Abort(Party.EDGE, self._stage, cause, detail))
+
+    @property
+    def _stage(self) -> Stage:
+        # An interim answer is an answer's byte: the request has been begun, and is not to be sent again.
+        return Stage.BODY if self._answered or self._interims else Stage.HEAD

@@ -18,12 +18,15 @@ from proxy.io.quic_codes import (
     StreamFault,
     code_for_edge,
 )
+from proxy.io.quic_h3 import MAX_LINES
 from proxy.io.quic_heads import malformed, request_section, response_head
 from proxy.io.quic_leg import StreamLeg
 from proxy.io.quic_wire import LONGEST_STRING
 from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority, of_fields
 
+MAX_INTERIMS = 64
+"""Interim responses to one request: more are sport."""
 MAX_SECTION = 64 * 1024
 """Bytes of a response's fields that are read."""
 
@@ -46,6 +49,7 @@ class EdgeLeg(StreamLeg):
         self._method = b""
         self._no_body = False
         self._asks_tunnel = False
+        self._interims = 0
 
     # -- Leg ----------------------------------------------------------------------------------------------------------
 
@@ -89,7 +93,7 @@ class EdgeLeg(StreamLeg):
     @property
     def stage(self) -> Stage:
         """How far the exchange has come: what a retry is decided by."""
-        if self._got_head:
+        if self._got_head or self._interims:
             return Stage.BODY
         return Stage.HEAD if self._head_sent else Stage.CONNECT
 
@@ -107,6 +111,9 @@ class EdgeLeg(StreamLeg):
         if head.status < 200:
             if last:
                 raise malformed("the stream ended after an interim response")
+            self._interims += 1
+            if self._interims > MAX_INTERIMS:
+                raise malformed(f"more than {MAX_INTERIMS} interim responses")
             self.receiver.on_interim(head)
             return
         self._got_head = True
@@ -128,8 +135,9 @@ class EdgeLeg(StreamLeg):
             raise malformed("the stream ended before a final response")
         super().on_finished()
 
-    def on_oversized(self, size: int) -> None:
-        self._break(f"response fields of {size} bytes; at most {MAX_SECTION} are read", EXCESSIVE_LOAD)
+    def on_oversized(self, size: str) -> None:
+        bounds = f"at most {MAX_SECTION} bytes in {MAX_LINES} lines are read"
+        self._break(f"response fields of {size}; {bounds}", EXCESSIVE_LOAD)
 
     def on_fault(self, fault: StreamFault) -> None:
         self._break(fault.detail, fault.code)

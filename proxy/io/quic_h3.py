@@ -85,8 +85,8 @@ class Sink(Protocol):
     def on_finished(self) -> None:
         """FIN, after everything else."""
 
-    def on_oversized(self, size: int) -> None:
-        """A field section beyond the limit; the stream is dead afterwards."""
+    def on_oversized(self, size: str) -> None:
+        """A field section beyond a limit, "70000 bytes" or "2000 lines" long; the stream is dead afterwards."""
 
     def on_fault(self, fault: StreamFault) -> None:
         """The stream broke a rule and must be reset; the reader is dead already."""
@@ -329,7 +329,7 @@ class H3Frames:
             if allowed and reader.left > self._limit:
                 # Compression never makes a section longer by more than a few bytes: not even decoded it fits.
                 self.detach(reader.stream_id)
-                reader.sink.on_oversized(reader.left)
+                reader.sink.on_oversized(f"{reader.left} bytes")
                 return None
         else:
             allowed = reader.kind not in NOT_ON_REQUEST
@@ -343,8 +343,11 @@ class H3Frames:
 
     def _section(self, reader: Reader, block: bytes, *, last: bool) -> bool:
         """Decode and deliver a section; False when it must wait for the QPACK encoder stream."""
-        if len(block) > MAX_LINES:
-            self._bound_lines(block)
+        if len(block) > MAX_LINES and (lines := self._lines(block)) > MAX_LINES:
+            # Not even decoded: the peer's encoder is told so (RFC 9204 2.2.2.2), and other streams go on.
+            self.detach(reader.stream_id)
+            reader.sink.on_oversized(f"{lines} lines")
+            return True
         try:
             control, section = self._decoder.feed_header(reader.stream_id, block)
         except pylsqpack.StreamBlocked:
@@ -354,19 +357,18 @@ class H3Frames:
         except pylsqpack.DecompressionFailed as exc:
             if len(block) > LONGEST_STRING * 5 // 8:  # it may be right, and only too long
                 self.detach(reader.stream_id)
-                reader.sink.on_oversized(len(block))
+                reader.sink.on_oversized(f"{len(block)} bytes")
                 return True
             raise ConnectionFault(QPACK_DECOMPRESSION_FAILED, "a field section does not decode") from exc
         self._deliver(reader, control, section, last=last)
         return True
 
-    def _bound_lines(self, block: bytes) -> None:
+    @staticmethod
+    def _lines(block: bytes) -> int:
         try:
-            lines = count_lines(block)
+            return count_lines(block)
         except IndexError:
-            return  # the decoder says what is wrong with it
-        if lines > MAX_LINES:
-            raise ConnectionFault(EXCESSIVE_LOAD, f"{lines} field lines in a section; at most {MAX_LINES} are read")
+            return 0  # the decoder says what is wrong with it
 
     def _deliver(self, reader: Reader, control: bytes, section: Fields, *, last: bool) -> None:
         if control:
@@ -374,7 +376,7 @@ class H3Frames:
         size = section_size(section)
         if size > self._limit:
             self.detach(reader.stream_id)
-            reader.sink.on_oversized(size)
+            reader.sink.on_oversized(f"{size} bytes")
         else:
             reader.sink.on_section(section, last=last)
 

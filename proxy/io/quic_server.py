@@ -31,7 +31,7 @@ from proxy.io.quic_codes import (
     code_for_client,
 )
 from proxy.io.quic_flow import FlowConnection
-from proxy.io.quic_h3 import H3Frames
+from proxy.io.quic_h3 import MAX_LINES, H3Frames
 from proxy.io.quic_heads import request_head, response_section
 from proxy.io.quic_leg import StreamLeg
 from proxy.io.quic_link import QuicLink, Send
@@ -136,12 +136,13 @@ class ServerLeg(StreamLeg):
         else:
             self.cut(REQUEST_INCOMPLETE)
 
-    def on_oversized(self, size: int) -> None:
+    def on_oversized(self, size: str) -> None:
         limit = self._connection.service.limits.max_header_bytes
         if self._got_head:
-            self._tell_client_fault(f"trailers of {size} bytes; at most {limit} are read", EXCESSIVE_LOAD)
+            self._tell_client_fault(f"trailers of {size}; at most {limit} bytes are read", EXCESSIVE_LOAD)
         else:
-            self.refuse(431, f"request fields of {size} bytes; at most {limit} are read (proxy.max_header_size)")
+            bounds = f"at most {limit} bytes (proxy.max_header_size) in {MAX_LINES} lines are read"
+            self.refuse(431, f"request fields of {size}; {bounds}")
 
     def refuse(self, status: int, message: str) -> None:
         """Answer without the gateway; the rest of the request is not read."""

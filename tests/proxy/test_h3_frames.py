@@ -81,7 +81,7 @@ class Noted(Sink):
     def on_finished(self) -> None:
         self.said.append("end")
 
-    def on_oversized(self, size: int) -> None:
+    def on_oversized(self, size: str) -> None:
         self.said.append(("oversized", size))
 
     def on_fault(self, fault: StreamFault) -> None:
@@ -139,7 +139,7 @@ def test_section_beyond_the_limit_is_not_buffered() -> None:
     h3, owner = frames(limit=100)
     h3.receive(0, b"\x01" + encode_uint_var(5000) + bytes(50), fin=False)
     h3.receive(0, bytes(4950), fin=True)
-    assert owner.sink.said == [("oversized", 5000)]
+    assert owner.sink.said == [("oversized", "5000 bytes")]
 
 
 def control(*parts: bytes) -> bytes:

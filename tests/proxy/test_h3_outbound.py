@@ -18,6 +18,7 @@ from aioquic.tls import Epoch
 
 from proxy.io import outbound_quic
 from proxy.io.outbound_quic import H3EdgeConnection, QuicSessions, dial_quic
+from proxy.io.quic_edge_leg import MAX_INTERIMS
 from proxy.io.quic_flow import STREAM_WINDOW
 from proxy.io.rims import HIGH_WATER
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
@@ -228,6 +229,36 @@ async def test_answer_that_breaks_a_rule_fails_alone(
         good = start(connection, head(b"GET", b"/good"))
         await good.heard_word("end")
         assert good.body == b"fine"
+
+
+async def test_interim_answers_are_bounded_and_count_as_answers(ca: str, pem: str) -> None:
+    async with Server(pem) as server, dialled(server.port, ca) as connection:
+        flooded, begun = start(connection), start(connection)
+        await server.until(lambda s: len(s.asked) == 2)
+        for _ in range(MAX_INTERIMS + 1):
+            server.asked[0].http.send_headers(server.asked[0].stream_id, [(b":status", b"103")])
+        server.asked[1].respond([(b":status", b"103")], end=False)
+        abort: Abort = await flooded.heard_word("abort")
+        assert abort.cause is Cause.BROKEN and flooded.words.count("interim") == MAX_INTERIMS
+        await begun.heard_word("interim")
+        server.asked[1].quic.reset_stream(server.asked[1].stream_id, 0x102)
+        server.asked[1].protocol.transmit()
+        # It has begun: whoever decides on another try must not take it for a request that nobody answered
+        assert (await begun.heard_word("abort")).stage is Stage.BODY
+
+
+async def test_an_answer_of_too_many_lines_breaks_nothing_but_its_own_exchange(ca: str, pem: str) -> None:
+    async with Server(pem) as server, dialled(server.port, ca) as connection:
+        running, flooded = start(connection), start(connection, head(b"GET", b"/flood"))
+        await server.until(lambda s: len(s.asked) == 2)
+        server.asked[0].respond(OK, b"one", end=False)
+        server.asked[1].respond([*OK, *[(b"x-%d" % number, b"1") for number in range(2000)]])
+        abort: Abort = await flooded.heard_word("abort")
+        assert (abort.by, abort.cause) == (Party.EDGE, Cause.BROKEN)
+        assert "2001 lines" in abort.detail
+        server.asked[0].send(b"two", end=True)
+        await running.heard_word("end")
+        assert running.body == b"onetwo"
 
 
 async def test_oversized_answer_head_is_broken_and_names_the_limit(ca: str, pem: str) -> None:
