@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from resolver.outgoing import Outgoing
-from resolver.upstreams import Fault
+from resolver.standing import Fault
 
 
 @dataclass(frozen=True, slots=True)

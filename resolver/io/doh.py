@@ -33,7 +33,7 @@ from resolver.io.doh_channel import Allowance
 from resolver.io.doh_reply import Exchange, request_fields
 from resolver.io.tls_client import remember
 from resolver.io.warm import MAX_IN_FLIGHT, Errand, WarmChannel
-from resolver.upstreams import Fault
+from resolver.standing import Fault
 
 WINDOW = 1 << 20  # of the connection: a thousand small answers never wait for a WINDOW_UPDATE
 

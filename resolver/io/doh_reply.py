@@ -12,7 +12,7 @@ from resolver import outgoing as o
 from resolver.errors import Malformed
 from resolver.io.channel import Failure
 from resolver.io.warm import Errand, Link, WarmChannel
-from resolver.upstreams import Fault
+from resolver.standing import Fault
 
 MAX_BODY = 65535
 MEDIA_TYPE = b"application/dns-message"

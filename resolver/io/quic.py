@@ -24,7 +24,7 @@ from resolver.io.addresses import AddressBook, dial
 from resolver.io.channel import Clock, Failure, words
 from resolver.io.warm import DIAL_TIMEOUT_S, MAX_IN_FLIGHT, Errand, Link, WarmChannel
 from resolver.quirks import IdleLimit
-from resolver.upstreams import Fault
+from resolver.standing import Fault
 
 IDLE_TIMEOUT_S = 60.0
 CRYPTO_ERROR, ALERTS_OF_CERTIFICATES = 0x100, frozenset({42, 43, 44, 45, 46, 48})  # RFC 9000 20.1, RFC 8446 6

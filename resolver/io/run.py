@@ -19,7 +19,8 @@ from resolver import wire as w
 from resolver.errors import Malformed, UpstreamsFailed
 from resolver.io.channel import Channel, Clock, Done, Failure
 from resolver.scrub import only_strangers
-from resolver.upstreams import Answered, Ask, Command, Failed, Fault, GiveUp, Group, Standing, Ticked, WakeAt
+from resolver.standing import Fault, Standing
+from resolver.upstreams import Answered, Ask, Command, Failed, GiveUp, Group, Ticked, WakeAt
 
 EDE_NO_REACHABLE, EDE_NETWORK_ERROR = 22, 23  # RFC 8914
 

@@ -29,7 +29,7 @@ from resolver.io.readiness import Readiness
 from resolver.io.warm import WarmChannel
 from resolver.outgoing import Outgoing
 from resolver.quirks import Intolerance
-from resolver.upstreams import Fault
+from resolver.standing import Fault
 
 Socket = socket.SocketType
 """What is below `socket.socket`: the same calls without the Python around them, 3 us less for each of these short lives."""

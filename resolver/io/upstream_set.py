@@ -24,10 +24,8 @@ from resolver.io.dot import dot_channel
 from resolver.io.run import NOBODY, Heard, Member, Reply, Ring, Run, Watcher
 from resolver.io.tcp import tcp_channel
 from resolver.io.udp import UdpChannel
-from resolver.upstreams import (
-    Group,
-    Standing,
-)
+from resolver.standing import Standing
+from resolver.upstreams import Group
 
 
 @dataclass(frozen=True, slots=True)

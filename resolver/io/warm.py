@@ -26,7 +26,7 @@ from typing import Protocol
 from resolver.io.channel import Clock, Done, Failure, failure_of
 from resolver.outgoing import Outgoing
 from resolver.quirks import IdleLimit
-from resolver.upstreams import Fault
+from resolver.standing import Fault
 
 MAX_IN_FLIGHT = 1000  # questions on one connection; more fail at once
 SILENCE_MIN_S, SILENCE_MAX_S = 0.5, 1.0

@@ -30,7 +30,7 @@ from resolver.outgoing import (
     told_of_dnssec,
     unwillingness,
 )
-from resolver.upstreams import Fault
+from resolver.standing import Fault
 
 SUBNET = dns.edns.ECSOption("192.0.2.0", 24)
 

@@ -7,23 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resolver.quirks import IdleLimit, Intolerance
-from resolver.upstreams import (
-    HEDGE_BURST,
-    HEDGE_MAX_S,
-    HEDGE_MIN_S,
-    PATIENCE_MAX_S,
-    Answered,
-    Ask,
-    Attempt,
-    Deliver,
-    Failed,
-    Fault,
-    GiveUp,
-    Group,
-    Standing,
-    Ticked,
-    WakeAt,
-)
+from resolver.standing import HEDGE_MAX_S, HEDGE_MIN_S, PATIENCE_MAX_S, Fault, Standing
+from resolver.upstreams import HEDGE_BURST, Answered, Ask, Attempt, Deliver, Failed, GiveUp, Group, Ticked, WakeAt
 
 A, B, C = "https://a.test", "tls://b.test", "udp://c.test"
 
