@@ -26,7 +26,7 @@ from proxy.secret_fields import SECRET
 from proxy.websocket_handshake import is_key
 
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21-\x7e\x80-\xff]+) HTTP/([0-9]\.[0-9])")
+REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21\x22\x24-\x7e\x80-\xff]+) HTTP/([0-9]\.[0-9])")
 STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*))?")
 FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]{0,5})?")
@@ -202,6 +202,8 @@ def parse_request(raw: bytes, scheme: bytes) -> tuple[RequestHead, Framing]:
     length = _request_framing(special, framing)
     authority = _authority(special, framing)
     if target[0] != 0x2F and method != b"CONNECT":
+        if target == b"*" and method != b"OPTIONS":
+            raise HeadError("* is a target of OPTIONS alone (RFC 9112 3.2.4)")
         authority, target = _origin_form(authority, target)
     head = RequestHead(method, target, scheme, authority, fields, length)
     if b"expect" in special or b"upgrade" in special:

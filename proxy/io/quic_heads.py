@@ -17,7 +17,7 @@ from proxy.secret_fields import SECRET
 NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 BAD_VALUE = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
-PATH = re.compile(rb"/[\x21-\x7e\x80-\xff]*")
+PATH = re.compile(rb"/[\x21\x22\x24-\x7e\x80-\xff]*")  # no "#": who cuts there and who does not would see two paths
 AUTHORITY = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?")
 DIGITS = re.compile(rb"[0-9]{1,18}")
 

@@ -98,7 +98,18 @@ def test_transfer_encoding_in_http_1_0_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["GET  / HTTP/1.1", "GET / HTTP/2.0", "GET /", "GET / HTTP/1.1 ", "G@T / HTTP/1.1", "GET /a b HTTP/1.1"]
+    "line",
+    [
+        "GET  / HTTP/1.1",
+        "GET / HTTP/2.0",
+        "GET /",
+        "GET / HTTP/1.1 ",
+        "G@T / HTTP/1.1",
+        "GET /a b HTTP/1.1",
+        "GET /a#b HTTP/1.1",
+        "GET * HTTP/1.1",
+        "GET http://h/a#b HTTP/1.1",
+    ],
 )
 def test_malformed_request_lines_are_refused(line: str) -> None:
     with pytest.raises(HeadError):

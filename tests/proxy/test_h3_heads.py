@@ -70,6 +70,7 @@ def without(name: bytes, *more: tuple[bytes, bytes]) -> Fields:
         without(b":path", (b":path", b"")),
         without(b":path", (b":path", b"no-slash")),
         without(b":path", (b":path", b"/a b")),
+        without(b":path", (b":path", b"/a#b")),
         without(b":path", (b":path", b"/a\x7f")),
         without(b":path", (b":path", b"*")),
         without(b":authority", (b":authority", b"user@api.test")),
