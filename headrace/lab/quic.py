@@ -17,7 +17,7 @@ from typing import Any
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.asyncio.server import QuicServer
-from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection
+from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection, Setting
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.events import ConnectionTerminated, QuicEvent, StopSendingReceived, StreamReset
@@ -51,6 +51,15 @@ class Stream:
         self.gone = True
         with contextlib.suppress(asyncio.QueueFull):
             self.inbox.put_nowait({"type": "http.disconnect"})
+
+
+class WithoutWebSockets(H3Connection):
+    """Offers no extended CONNECT (RFC 9220 3), which aioquic does for every server: nobody here would answer one."""
+
+    def _get_local_settings(self) -> dict[int, int]:
+        settings: dict[int, int] = super()._get_local_settings()
+        del settings[Setting.ENABLE_CONNECT_PROTOCOL]
+        return settings
 
 
 class H3ServerConnection(QuicConnectionProtocol):
@@ -106,7 +115,7 @@ class H3ServerConnection(QuicConnectionProtocol):
                 stream.disconnect()
             return
         if self._h3 is None:
-            self._h3 = H3Connection(self._quic)
+            self._h3 = WithoutWebSockets(self._quic)
         for seen in self._h3.handle_event(event):
             self._on_h3(seen)
 
