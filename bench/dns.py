@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Timer
 
@@ -40,6 +41,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--modes", default="udp,tcp,dot,doh", help="transports of the cached part")
     parser.add_argument("--misses", type=int, default=8_000, help="names in each uncached run")
     parser.add_argument("--memory", type=int, default=100_000, help="names that are cached for the memory part")
+    parser.add_argument(
+        "--realtime", action="store_true", help="the steady part before everybody else on the machine (root)"
+    )
     options = parser.parse_args(argv)
     missing = [tool for tool in ("dnsperf", "h2load", "unbound", "openssl") if not shutil.which(tool)]
     if missing:
@@ -47,7 +51,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     begin = time.monotonic()
     figures = [figure for part in options.parts.split(",") for figure in _PARTS[part](options)]
-    path = record("dns", figures, [" ".join((__doc__ or "").split())])
+    notes = [" ".join((__doc__ or "").split())]
+    if options.realtime:
+        notes.append("steady: contestants and load with real-time priority, since others were at work on the machine")
+    path = record("dns", figures, notes)
     write_table(path.with_suffix(".md"), figures)
     print(f"took {time.monotonic() - begin:.0f} s")
     return 0
@@ -121,9 +128,22 @@ class Waits:
             figure.add(name, (seen.at(share) - self._rtt_s) * 1e6)
 
 
+@contextmanager
+def _before_others(wanted: bool) -> Iterator[None]:
+    """Whatever is started meanwhile runs before all others: on a loaded machine half a millisecond of waiting is theirs. Only
+    where the load leaves the machine idle for most of the time."""
+    if wanted:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        if wanted:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def steadily(options: argparse.Namespace) -> list[Figures]:
     waits = Waits(f"cached, udp, {STEADY_PER_S} queries/s")
-    with Stage() as stage:
+    with _before_others(options.realtime), Stage() as stage:
         taking = stage.contestants("headrace", "unbound", "dnsdist")
         names = write_names(taking["headrace"].server.folder / "warm", "warm", NAMES)
         for contestant in taking.values():

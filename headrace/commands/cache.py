@@ -40,6 +40,7 @@ def stats_lines(answer: dict[str, Any]) -> list[str]:
         f"queries: {counts['queries']}, {share:.1%} answered without waiting",
         f"  from memory {counts['memo'] + counts['cache']}, stale {counts['stale']}, local {counts['local']},"
         f" policy {counts['policy']}, upstream {counts['upstream']}, failed {counts['failed']}",
+        f"  asked for before anybody did {counts['foreseen']}, of these used {counts['foreseen_used']}",
     ]
     if answer["shared_cache"]:
         shared = answer["shared_cache"]
