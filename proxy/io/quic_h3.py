@@ -23,17 +23,25 @@ from aioquic.buffer import encode_uint_var
 from proxy.hpack import STABLE
 from proxy.io.quic_codes import (
     CLOSED_CRITICAL_STREAM,
-    EXCESSIVE_LOAD,
     FRAME_ERROR,
     FRAME_UNEXPECTED,
     ID_ERROR,
-    MISSING_SETTINGS,
     QPACK_DECODER_STREAM_ERROR,
     QPACK_DECOMPRESSION_FAILED,
     QPACK_ENCODER_STREAM_ERROR,
     STREAM_CREATION_ERROR,
     ConnectionFault,
     StreamFault,
+)
+from proxy.io.quic_control import (
+    DATA,
+    GOAWAY,
+    HEADERS,
+    NO_FRAME,
+    NOT_ON_REQUEST,
+    PRIORITY_UPDATE,
+    SETTINGS,
+    ControlReader,
 )
 from proxy.io.quic_flow import FlowConnection
 from proxy.io.quic_heads import section_size
@@ -47,30 +55,18 @@ from proxy.io.quic_wire import (
     frame,
     is_literal,
     never_indexed,
-    parse_settings,
     read_varint,
 )
 from proxy.messages import Fields
 from proxy.secret_fields import KEYS
 
-DATA, HEADERS, CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID = 0x0, 0x1, 0x3, 0x4, 0x5, 0x7, 0xD
-PRIORITY_UPDATE, PRIORITY_UPDATE_PUSH = 0xF0700, 0xF0701  # RFC 9218 7.2
-HTTP2_ONLY = frozenset({0x2, 0x6, 0x8, 0x9})  # RFC 9114 7.2.8
-NOT_ON_REQUEST = HTTP2_ONLY | {
-    CANCEL_PUSH, SETTINGS, PUSH_PROMISE, GOAWAY, MAX_PUSH_ID, PRIORITY_UPDATE, PRIORITY_UPDATE_PUSH,
-}  # fmt: skip
-READ_ON_CONTROL = frozenset({SETTINGS, GOAWAY, PRIORITY_UPDATE})
-NOT_ON_CONTROL = frozenset({DATA, HEADERS, PUSH_PROMISE}) | HTTP2_ONLY
-
 CONTROL, PUSH, QPACK_ENCODER, QPACK_DECODER = 0x0, 0x1, 0x2, 0x3
 
 TABLE_CAPACITY = 4096
 BLOCKED_STREAMS = 16
-MAX_CONTROL_FRAME = 4096  # bytes of a SETTINGS frame; ours has 20
 MAX_LINES = 1024
 """Field lines in a section. A one-byte line may name a table entry of TABLE_CAPACITY bytes, and the decoder has no
 bound of its own: without this 64 KiB of lines became 256 MiB of fields."""
-NO_FRAME = -1
 
 
 class Sink(Protocol):
@@ -119,13 +115,11 @@ class Reader:
 class UniReader:
     """Where one of the peer's unidirectional streams stands."""
 
-    __slots__ = ("kind", "left", "rest", "role")
+    __slots__ = ("rest", "role")
 
     def __init__(self) -> None:
         self.role = NO_FRAME
-        self.kind = NO_FRAME
-        self.left = 0
-        self.rest = b""
+        self.rest = b""  # of its type's integer
 
 
 class Owner(Protocol):
@@ -157,7 +151,7 @@ class H3Frames:
         self._unis: dict[int, UniReader] = {}
         self._peer_roles: dict[int, int] = {}  # role -> stream id, of control and QPACK streams
         self.settings: dict[int, int] | None = None
-        self._goaway: int | None = None
+        self._control_reader = ControlReader(self, is_client=is_client)
         self._control = self._open_uni(CONTROL)
         quic.write(self._control, frame(SETTINGS, self._our_settings()))
         self._encoder_id = self._open_uni(QPACK_ENCODER)
@@ -429,7 +423,7 @@ class H3Frames:
 
     def _role_bytes(self, reader: UniReader, block: bytes) -> None:
         if reader.role == CONTROL:
-            self._control_bytes(reader, block)
+            self._control_reader.feed(block)
         elif reader.role == QPACK_ENCODER:
             try:
                 unblocked = self._decoder.feed_encoder(block)
@@ -444,67 +438,19 @@ class H3Frames:
                 raise ConnectionFault(QPACK_DECODER_STREAM_ERROR, "the decoder stream does not parse") from exc
         # Any other type is unknown and its bytes are dropped (RFC 9114 6.2).
 
-    def _control_bytes(self, reader: UniReader, block: bytes) -> None:
-        if reader.rest:
-            block = reader.rest + block
-        at = 0
-        while at < len(block):
-            if reader.kind == NO_FRAME:
-                kind = read_varint(block, at)
-                length = read_varint(block, kind[1]) if kind is not None else None
-                if kind is None or length is None:
-                    break
-                reader.kind, (reader.left, at) = kind[0], length
-                self._check_control(reader.kind, reader.left)
-            wanted = reader.kind in READ_ON_CONTROL
-            stop = min(len(block), at + reader.left)
-            if wanted and stop - at < reader.left:
-                break
-            if wanted:
-                self._control_frame(reader.kind, block[at:stop])
-            # Anything else, MAX_PUSH_ID among it, is passed over as it comes.
-            reader.left -= stop - at
-            if not reader.left:
-                reader.kind = NO_FRAME
-            at = stop
-        reader.rest = block[at:]
+    def take_settings(self, settings: dict[int, int]) -> None:
+        """The peer's SETTINGS came."""
+        self.settings = settings
+        instructions = self._encoder.apply_settings(
+            max_table_capacity=min(settings.get(SETTING_TABLE_CAPACITY, 0), TABLE_CAPACITY),
+            blocked_streams=min(settings.get(SETTING_BLOCKED, 0), BLOCKED_STREAMS),
+        )
+        if instructions:
+            self._quic.write(self._encoder_id, instructions)
+        self._owner.on_settings()
 
-    def _check_control(self, kind: int, length: int) -> None:
-        if kind != SETTINGS and self.settings is None:
-            raise ConnectionFault(MISSING_SETTINGS, f"frame {kind:#x} before SETTINGS")
-        if kind in NOT_ON_CONTROL or (kind == SETTINGS and self.settings is not None):
-            raise ConnectionFault(FRAME_UNEXPECTED, f"frame {kind:#x} on the control stream")
-        if kind in (MAX_PUSH_ID, PRIORITY_UPDATE, PRIORITY_UPDATE_PUSH) and self._is_client:
-            raise ConnectionFault(FRAME_UNEXPECTED, f"frame {kind:#x} from a server")
-        if kind == PRIORITY_UPDATE_PUSH:
-            raise ConnectionFault(ID_ERROR, "a priority for a push, of which there are none")
-        if kind in READ_ON_CONTROL and length > MAX_CONTROL_FRAME:
-            raise ConnectionFault(EXCESSIVE_LOAD, f"a control frame of {length} bytes")
+    def on_goaway(self, last_id: int) -> None:
+        self._owner.on_goaway(last_id)
 
-    def _control_frame(self, kind: int, payload: bytes) -> None:
-        if kind == SETTINGS:
-            self.settings = parse_settings(payload)
-            instructions = self._encoder.apply_settings(
-                max_table_capacity=min(self.settings.get(SETTING_TABLE_CAPACITY, 0), TABLE_CAPACITY),
-                blocked_streams=min(self.settings.get(SETTING_BLOCKED, 0), BLOCKED_STREAMS),
-            )
-            if instructions:
-                self._quic.write(self._encoder_id, instructions)
-            self._owner.on_settings()
-            return
-        number = read_varint(payload, 0)
-        if kind == PRIORITY_UPDATE:
-            if number is None:
-                raise ConnectionFault(FRAME_ERROR, "PRIORITY_UPDATE is cut short")
-            if number[0] & 3:
-                raise ConnectionFault(ID_ERROR, f"a priority for stream {number[0]}, which carries no request")
-            self._owner.on_priority(number[0], payload[number[1] :])
-            return
-        if number is None or number[1] != len(payload):
-            raise ConnectionFault(FRAME_ERROR, "GOAWAY does not hold one number")
-        last = number[0]
-        # RFC 9114 5.2: an id may only go down, and a server names a request stream.
-        if (self._goaway is not None and last > self._goaway) or (self._is_client and last & 3):
-            raise ConnectionFault(ID_ERROR, f"GOAWAY {last} after {self._goaway}")
-        self._goaway = last
-        self._owner.on_goaway(last)
+    def on_priority(self, stream_id: int, value: bytes) -> None:
+        self._owner.on_priority(stream_id, value)
