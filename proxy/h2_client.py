@@ -111,7 +111,8 @@ class ClientStream(Stream):
 
     def _gone(self, abort: Abort) -> None:
         # RFC 9113 8.1: after a whole answer an edge may reset, or go; it only does not want the rest of the upload.
-        if not self.peer_ended:
+        # Of a tunnel that was one half only: whoever holds the other must hear that it is gone.
+        if self.tunnel or not self.peer_ended:
             self.receiver.on_abort(abort)
 
 
@@ -266,6 +267,8 @@ class ClientConnection(Connection):
             stream.receiver.on_interim(head)
             return
         stream.takes_data = True
+        if websocket and head.status >= 300:
+            stream.end()  # refused: an ordinary answer to a request that ends here, else its place would stay taken
         stream.tunnel = stream.tunnel and head.status < 300
         stream.expected = 0 if head.no_body else head.length
         stream.receiver.on_head(head)

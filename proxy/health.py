@@ -133,9 +133,9 @@ def _date(value: bytes) -> float | None:
 
     try:
         moment = parsedate_to_datetime(value.decode("ascii"))
-    except (ValueError, UnicodeDecodeError):
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, IndexError):  # the last two for years and zones of many digits, or of none
         return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class EdgeHealth:

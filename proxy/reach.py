@@ -101,7 +101,13 @@ def h3_alternative(value: bytes, host: str) -> tuple[int, float] | None:
         first, *parameters = (piece.strip() for piece in part.split(";"))
         protocol, _, authority = first.partition("=")
         alternative, _, port = authority.strip('"').rpartition(":")
-        if protocol == "h3" and alternative in ("", host) and port.isdecimal() and 0 < int(port) < 65536:
+        if (
+            protocol == "h3"
+            and alternative in ("", host)
+            and port.isdecimal()
+            and len(port) < 6
+            and 0 < int(port) < 65536
+        ):
             return int(port), _max_age(parameters)
     return None
 

@@ -51,7 +51,7 @@ def _host_and_port(authority: bytes, secure: bool) -> tuple[str, int]:
     if not colon or text.endswith("]"):
         host, port = text, ""
     default = 443 if secure else 80
-    return host.strip("[]").removesuffix("."), int(port) if port.isdigit() and len(port) < 6 else default
+    return host.strip("[]").removesuffix("."), int(port) if port.isdecimal() and len(port) < 6 else default
 
 
 def _named(pool: Pool, secure: bool, host: str, port: int) -> Edge | None:

@@ -206,7 +206,9 @@ class FrameScanner:
     def _passed(self, chunk: bytes, end: int) -> bytes:
         if not self._cut:
             return chunk if end == len(chunk) else chunk[:end]
-        return b"".join((*self._out, chunk[self._cut : end]))
+        passed = b"".join((*self._out, chunk[self._cut : end]))
+        self._out.clear()  # a silent tunnel would keep its last large read
+        return passed
 
 
 class Opening:

@@ -276,6 +276,9 @@ class H1EdgeLeg:
         if self._tunnel:
             self.receiver.on_data(chunk)
             return
+        if self._ended:  # bytes after the answer, while the request still goes on: out of step
+            self._keep_alive = False
+            return
         try:
             if self._reader is None:
                 self._take_head(chunk)

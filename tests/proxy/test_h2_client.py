@@ -377,3 +377,14 @@ def test_a_refused_websocket_is_an_ordinary_answer() -> None:
     edge.say(headers(1, [(b":status", b"403"), (b"content-length", b"2")]), body(1, b"no", end=True))
     assert told.words == ["head", "data", "end"]
     assert told.heard[0][1].status == 403
+    edge.heard()
+    assert (edge.h2.active, edge.h2.streams) == (0, {})  # nobody ends a request that was to become a tunnel
+
+
+def test_the_open_half_of_a_tunnel_hears_that_the_connection_is_lost() -> None:
+    edge = Edge(hello=settings(enable_connect_protocol=1))
+    leg, told = edge.ask(**UPGRADE)
+    edge.say(headers(1, OK), body(1, b"bye", end=True))
+    leg.data(b"still here")
+    edge.h2.lose("edge connection lost")
+    assert told.words == ["head", "data", "end", "abort"]

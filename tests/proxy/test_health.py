@@ -247,6 +247,8 @@ def test_the_worst_fact_is_the_state_and_the_others_are_not_forgotten() -> None:
         ([(b"retry-after", b"nan")], None),
         ([(b"retry-after", b"soon")], None),
         ([(b"retry-after", b"\xff")], None),
+        ([(b"retry-after", b"Wed, 21 Oct 99999999999 07:28:00 GMT")], None),
+        ([(b"retry-after", b"Wed, 21 Oct 2015 07:28:00 +999999999999")], None),
         ([], None),
     ],
 )

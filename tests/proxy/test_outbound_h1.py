@@ -272,3 +272,25 @@ async def test_a_clients_own_key_passes_unchanged() -> None:
         fields = [(b"sec-websocket-key", b"theirs")]
         leg.head(RequestHead(b"GET", b"/", b"http", b"h", fields, length=0, protocol=b"websocket"))
         await heard.until("head")
+
+
+async def test_bytes_after_an_early_answer_are_no_second_end() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\nno")
+        await reader.readuntil(b"more")
+        writer.write(b"stray")
+        await reader.read()
+
+    async with edge(talk) as connection:
+        heard, leg = Heard(), connection.open()
+        leg.receiver = heard
+        leg.head(RequestHead(b"POST", b"/", b"http", b"h", [], length=None))
+        await heard.until("end")
+        leg.data(b"more")
+        async with no_hang():
+            while leg._keep_alive:
+                await asyncio.sleep(0)
+        leg.end()
+        assert heard.words == ["head", "data", "end"]
+        assert connection.closed  # out of step: it carries no other request

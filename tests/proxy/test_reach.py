@@ -74,6 +74,7 @@ def test_an_alt_svc_for_ever_ends_after_a_week() -> None:
         (b'h2=":443"', None),
         (b'h3=":99999"', None),
         (b'h3=":0"', None),
+        (b'h3=":' + b"4" * 5000 + b'"', None),  # more digits than int() takes
         (b"h3", None),
         (b"\xff\xfe", None),
         (b"", None),

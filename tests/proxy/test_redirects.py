@@ -51,5 +51,10 @@ def test_everything_else_is_the_clients_business(location: str | None) -> None:
     assert led(location) is None
 
 
+def test_a_port_of_other_digits_is_no_port() -> None:
+    location = b"https://b.test:\xb2/v1"  # a superscript two, which isdigit() takes and int() does not
+    assert follow(ResponseHead(307, [(b"location", location)]), POOL, A) is None
+
+
 def test_a_plain_edge_may_lead_to_a_secure_one() -> None:
     assert led("https://a.test/x", PLAIN) == Redirection("a", b"/x")

@@ -124,6 +124,13 @@ def test_pong_cut_into_bytes_is_swallowed() -> None:
     assert scanner.pongs == 1 and scanner.rest() == b""
 
 
+def test_nothing_of_a_large_read_is_kept_when_a_pong_was_taken_out_of_it() -> None:
+    scanner = FrameScanner(OURS)
+    large = wire(2, bytes(100_000))
+    assert fed(scanner, wire(9, b"x") + wire(10, OURS) + large) == wire(9, b"x") + large
+    assert scanner._out == []
+
+
 def test_ping_with_our_payload_is_not_a_pong() -> None:
     scanner = FrameScanner(OURS)
     assert scanner.feed(wire(Op.PING, OURS)) == wire(Op.PING, OURS)
