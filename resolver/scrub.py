@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resolver import wire as w
-from resolver.answer import LONGEST_CHAIN, Rr, compose
+from resolver.answer import Rr, compose
 from resolver.question import Question
 from resolver.rewriting import plain_rdata
 
@@ -22,16 +22,30 @@ _ASKED = b"\xc0\x0c"  # a compression pointer to the question's name
 def strangers(wire: bytes, found: w.Scan, name: bytes) -> list[int]:
     """Where in the answer section records stand that nobody asked for. `name` is the question's, in lower case."""
     answers = found.records[: found.answers]
-    elsewhere = [(at, r) for at, r in enumerate(answers) if wire[r.start : r.start + 2] != _ASKED]
-    if not elsewhere:
+    for record in answers:
+        if wire[record.start : record.start + 2] != _ASKED:
+            break
+    else:
         return []
-    owners = {at: w.name_at(wire, record.start) for at, record in elsewhere}
-    way = _way(wire, answers, name)
+    known = {_ASKED: name}
+    owners = [_owner(wire, record.start, known) for record in answers]
+    way = _way(wire, answers, owners, name)
     return [
         at
-        for at, record in elsewhere
-        if owners[at] not in way and not (record.type in _OF_TREES and _above(owners[at], way))
+        for at, (record, owner) in enumerate(zip(answers, owners, strict=True))
+        if owner not in way and not (record.type in _OF_TREES and _above(owner, way))
     ]
+
+
+def _owner(wire: bytes, at: int, known: dict[bytes, bytes]) -> bytes:
+    """The name at `at`, read once for all that point to the same place."""
+    pointer = wire[at : at + 2]
+    if pointer[0] < 0xC0:
+        return w.name_at(wire, at)
+    name = known.get(pointer)
+    if name is None:
+        name = known[pointer] = w.name_at(wire, at)
+    return name
 
 
 def only_strangers(wire: bytes, found: w.Scan) -> bool:
@@ -50,12 +64,15 @@ def without_strangers(wire: bytes, found: w.Scan, question: Question) -> bytes:
     return compose(question, found.rcode, *kept).wire
 
 
-def _way(wire: bytes, answers: Sequence[w.Record], name: bytes) -> set[bytes]:
+def _way(wire: bytes, answers: Sequence[w.Record], owners: Sequence[bytes], name: bytes) -> set[bytes]:
     """The question's name and all that its CNAMEs lead to; a loop ends where it began."""
-    leads = {w.name_at(wire, r.start): w.name_at(wire, r.rdata_at) for r in answers if r.type == w.CNAME}
+    leads = {
+        owner: w.name_at(wire, record.rdata_at)
+        for record, owner in zip(answers, owners, strict=True)
+        if record.type == w.CNAME
+    }
     way = {name}
-    for _ in range(LONGEST_CHAIN + 1):
-        name = leads.get(name, name)
+    while (name := leads.get(name, name)) not in way:
         way.add(name)
     return way
 
