@@ -46,6 +46,8 @@ UNNOMINABLE = frozenset({
 MEMO_LINES = 4096
 MEMO_LINE_BYTES = 512
 MAX_AUTHORITY = 261  # bytes: a name of 255 and a port
+MAX_LINES = 1024
+"""Field lines of a head, as over h3: node takes 2000, Envoy and Apache 100."""
 
 
 class HeadError(Exception):
@@ -132,6 +134,8 @@ def _gather(raw: bytes) -> tuple[bytes, Fields, dict[bytes, bytes]]:
     5.3 says, which makes every repeat that must not be an impossible value."""
     lines = raw[:-4].split(b"\r\n")
     start = lines.pop(0)
+    if len(lines) > MAX_LINES:
+        raise HeadError(f"{len(lines)} field lines, at most {MAX_LINES} are read", 431)
     # One call for all lines that need no look; most of a head does not.
     found = list(map(_ordinary.get, lines))
     special: dict[bytes, bytes] = {}
@@ -146,8 +150,9 @@ def _gather(raw: bytes) -> tuple[bytes, Fields, dict[bytes, bytes]]:
 
 def _look(lines: list[bytes], found: list[tuple[bytes, bytes] | None], special: dict[bytes, bytes]) -> None:
     """Fill the gaps of `found` in place; a field that goes no further leaves it."""
-    at = 0
-    while None in found:
+    at, left = 0, found.count(None)
+    # Each search goes on where the last one found something: from the start, a head of 9000 odd lines took 470 ms.
+    for _ in range(left):
         at = found.index(None, at)
         line = lines[at]
         name, value = field = _deciding.get(line) or read_field_line(line)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.h1 import HeadError, head_end, parse_request, parse_response, write_request, write_response
+from proxy.h1 import MAX_LINES, HeadError, head_end, parse_request, parse_response, write_request, write_response
 from proxy.h1_bodies import ChunkedReader, CloseReader, LengthReader, request_reader, write_chunk, write_last_chunk
 from proxy.messages import RequestHead, ResponseHead
 
@@ -119,6 +119,31 @@ def test_malformed_request_lines_are_refused(line: str) -> None:
 def test_http_1_1_needs_exactly_one_host() -> None:
     with pytest.raises(HeadError, match="Host"):
         parse_request(request("GET / HTTP/1.1", "X: y"), b"http")
+
+
+@pytest.mark.parametrize("line", [b"x-%d: 1\r\n", b"te: %d\r\n"])
+def test_a_head_of_too_many_lines_is_431(line: bytes) -> None:
+    head = b"GET / HTTP/1.1\r\nHost: h\r\n"
+    parse_request(head + b"".join(line % n for n in range(MAX_LINES - 1)) + b"\r\n", b"http")
+    with pytest.raises(HeadError) as refused:
+        parse_request(head + b"".join(line % n for n in range(MAX_LINES)) + b"\r\n", b"http")
+    assert refused.value.status == 431
+
+
+def test_known_odd_and_deciding_lines_keep_their_order_however_they_are_mixed() -> None:
+    mixed = [
+        b"x-a: 1",
+        b"te: trailers",
+        b"x-b: 2",
+        b"connection: x-gone",
+        b"x-gone: 1",
+        b"content-length: 0",
+        b"x-a: 1",
+    ]
+    raw = b"\r\n".join([b"GET / HTTP/1.1", b"host: h", *mixed, b"", b""])
+    kept = [(b"x-a", b"1"), (b"x-b", b"2"), (b"content-length", b"0"), (b"x-a", b"1"), (b"te", b"trailers")]
+    for _ in range(2):  # the second time every line is known
+        assert parse_request(raw, b"http")[0].fields == kept
 
 
 def test_a_head_over_the_limit_is_431_before_it_ends() -> None:
