@@ -10,7 +10,7 @@ import pytest
 from websockets.utils import accept_key
 
 from headrace.lab.ca import ThrowAwayCa
-from proxy.io.inbound_h1 import H1ClientLeg
+from proxy.io.inbound_h1_leg import H1ClientLeg
 from proxy.messages import Abort, Cause, Party, RequestHead, ResponseHead, Stage
 from tests.patience import HANG_S, no_hang
 from tests.peers.h3peers import Answer, Client
