@@ -7,7 +7,7 @@ from importlib import import_module
 
 NAMES = ("dns", "dns_day", "http", "streams", "tls", "quic", "h3", "startup", "soak", "smuggling")
 
-BY_NAME_ALONE = ("fuzz_dns",)
+BY_NAME_ALONE = ("fuzz_dns", "fuzz_rims")
 """Those that take a quarter of an hour and have no peer."""
 
 
