@@ -31,6 +31,7 @@ _LENGTH = re.compile(rb"[0-9]{1,18}")
 _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 
 CONNECTION_SPECIFIC = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+"""Not sent in h2 or h3, and malformed when received (RFC 9113 8.2.2, RFC 9114 4.2)."""
 _PLAIN, _LENGTH_FIELD, _COOKIE, _EXPECT, _HOST = range(5)
 _KINDS = {b"content-length": _LENGTH_FIELD, b"cookie": _COOKIE, b"expect": _EXPECT, b"host": _HOST}
 _MEMO_LIMIT = 4096

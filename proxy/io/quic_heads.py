@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from proxy.h2_heads import CONNECTION_SPECIFIC
 from proxy.io.quic_codes import MESSAGE_ERROR, StreamFault
 from proxy.messages import Fields, NeverIndexed, RequestHead, ResponseHead
 from proxy.secret_fields import SECRET
@@ -21,8 +22,6 @@ PATH = re.compile(rb"/[\x21\x22\x24-\x7e\x80-\xff]*")  # no "#": who cuts there 
 AUTHORITY = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?")
 DIGITS = re.compile(rb"[0-9]{1,18}")
 
-# RFC 9114 4.2: an endpoint MUST NOT generate these and MUST treat a message with one as malformed.
-CONNECTION_SPECIFIC = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 REQUEST_PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path", b":protocol"})
 
 FIELD_OVERHEAD = 32
