@@ -28,7 +28,7 @@ log = logging.getLogger("headrace.resolver")
 DRAIN = 64
 """Datagrams read for each wake-up."""
 LARGEST_QUERY = 4096
-ALONE, SINGLY = 32, 256
+ALONE, SINGLY = 8, 128
 """After so many wake-ups in a row with one datagram each, so many are taken singly before a batch is tried again."""
 IP_PKTINFO = 8  # Linux; the socket module names it since 3.12
 ANCILLARY = socket.CMSG_SPACE(20)  # in6_pktinfo, the larger of the two
