@@ -76,6 +76,15 @@ class ChunkedReader:
         self.done = False
         self.trailers: Fields = []
 
+    def alone(self, chunk: bytes) -> bytes:
+        """The payload of a read that is one whole chunk and nothing else, as most of a token stream's are; b"" when it is
+        not, which `feed` then takes."""
+        if self._left or self._line or self._at_end:
+            return b""
+        end = chunk.find(b"\r\n", 0, 18)
+        size = _sizes.get(chunk[:end], 0)
+        return chunk[end + 2 : -2] if size and end + size + 4 == len(chunk) and chunk.endswith(b"\r\n") else b""
+
     def feed(self, chunk: bytes, start: int, give: Callable[[bytes], None]) -> int:
         """As LengthReader.feed; raises HeadError on anything that is not this coding."""
         at, size = start, len(chunk)

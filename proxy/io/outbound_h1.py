@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.h1 import HeadError, head_end, parse_response, write_request
-from proxy.h1_bodies import BodyReader, CloseReader, response_reader, write_chunk, write_last_chunk
+from proxy.h1_bodies import BodyReader, ChunkedReader, CloseReader, response_reader, write_chunk, write_last_chunk
 from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority
@@ -183,7 +183,7 @@ class H1EdgeLeg:
     """One request to an HTTP/1.1 edge and its answer; see `proxy.messages.Leg`."""
 
     __slots__ = (
-        "_accept", "_answered", "_buffer", "_chunked", "_connection", "_dead", "_ended", "_interims", "_keep_alive",
+        "_accept", "_answered", "_buffer", "_chunked", "_chunks", "_connection", "_dead", "_ended", "_interims", "_keep_alive",
         "_method", "_reader", "_searched", "_sent_whole", "_trailers", "_tunnel", "_upgrade", "receiver", "reused",
     )  # fmt: skip
 
@@ -196,6 +196,7 @@ class H1EdgeLeg:
         self._buffer = b""
         self._searched = 0
         self._reader: BodyReader | None = None
+        self._chunks: ChunkedReader | None = None  # the same, where it is one
         self._method = b""
         self._upgrade = False
         self._accept = b""
@@ -273,6 +274,9 @@ class H1EdgeLeg:
 
     def take(self, chunk: bytes) -> None:
         """Bytes of the answer."""
+        if self._chunks is not None and (payload := self._chunks.alone(chunk)):
+            self.receiver.on_data(payload)
+            return
         if self._tunnel:
             self.receiver.on_data(chunk)
             return
@@ -315,7 +319,9 @@ class H1EdgeLeg:
             return
         self._keep_alive = framing.keep_alive
         self._connection.idle_hint_s = framing.idle_hint_s or self._connection.idle_hint_s
-        self._reader = response_reader(head, framing)
+        reader = self._reader = response_reader(head, framing)
+        if isinstance(reader, ChunkedReader):
+            self._chunks = reader
         self._answered = True
         self.receiver.on_head(head)
 

@@ -36,21 +36,38 @@ def _nowhere(piece: bytes) -> None: ...
 
 
 class Turn:
-    """Whether somebody is being heard on this loop, and who has written meanwhile."""
+    """Whether somebody is being heard on this loop, and who has written meanwhile.
 
-    __slots__ = ("is_open", "waiting")
+    Most turns make one piece for one wire, which waits here; a second one sends both to their wires, which wait then.
+    """
+
+    __slots__ = ("is_open", "piece", "waiting", "wire")
 
     def __init__(self) -> None:
         self.is_open = False
+        self.wire: Wire | None = None
+        self.piece = b""
         self.waiting: list[Wire] = []
 
     def end(self) -> None:
         """What was written leaves."""
         self.is_open = False
-        if self.waiting:
+        wire = self.wire
+        if wire is not None:
+            self.wire = None
+            transport = wire.transport
+            if transport is not None and not transport.is_closing():
+                transport.write(self.piece)
+        elif self.waiting:
             waiting, self.waiting = self.waiting, []
             for wire in waiting:
                 wire.flush()
+
+    def part(self) -> None:
+        """The one piece becomes its wire's."""
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.keep(self.piece)
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
@@ -59,11 +76,11 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
 class Wire:
     """One connection's transport. Every call is allowed at any time; before `attach` and after the end they do nothing."""
 
-    __slots__ = ("_flush_due", "_loop", "_out", "_reading", "_send", "_transport", "turn", "write")
+    __slots__ = ("_flush_due", "_loop", "_out", "_reading", "_send", "transport", "turn", "write")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._flush_due = False
         self._reading = True
@@ -77,20 +94,29 @@ class Wire:
         self._send: Callable[[bytes], None] = _nowhere
 
     def attach(self, transport: asyncio.BaseTransport) -> None:
-        made = self._transport = cast(asyncio.Transport, transport)
+        made = self.transport = cast(asyncio.Transport, transport)
         made.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
         self.write, self._send = self._write, made.write
 
     @property
     def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self.transport is not None and not self.transport.is_closing()
 
     def name(self, which: str) -> tuple[str, int]:
         """`sockname` or `peername`."""
-        found = self._transport.get_extra_info(which) if self._transport is not None else None
+        found = self.transport.get_extra_info(which) if self.transport is not None else None
         return (found[0], found[1]) if found else ("", 0)
 
     def _write(self, piece: bytes) -> None:
+        turn = self.turn
+        if turn.is_open and turn.wire is None and not turn.waiting and not self._flush_due:
+            turn.wire, turn.piece = self, piece
+            return
+        turn.part()
+        self.keep(piece)
+
+    def keep(self, piece: bytes) -> None:
+        """Have it wait for the flush."""
         self._out.append(piece)
         if not self._flush_due:
             self._flush_due = True
@@ -101,15 +127,17 @@ class Wire:
 
     def write_whole(self, piece: bytes) -> None:
         """Send a whole message, which nothing else belongs to: at once, unless something is before it."""
-        if self._out:
+        if self._out or self.turn.wire is self:
             self.write(piece)
         else:
             self._send(piece)
 
     def flush(self) -> None:
         """Give what was gathered to the transport now."""
+        if self.turn.wire is self:
+            self.turn.part()
         self._flush_due = False
-        out, transport = self._out, self._transport
+        out, transport = self._out, self.transport
         if out:
             self._out = []
             if transport is not None and not transport.is_closing():
@@ -118,38 +146,40 @@ class Wire:
     def pause(self) -> None:
         if self._reading and self.is_open:
             self._reading = False
-            cast(asyncio.Transport, self._transport).pause_reading()
+            cast(asyncio.Transport, self.transport).pause_reading()
 
     def resume(self) -> None:
         if not self._reading and self.is_open:
             self._reading = True
-            cast(asyncio.Transport, self._transport).resume_reading()
+            cast(asyncio.Transport, self.transport).resume_reading()
 
     def half_close(self) -> bool:
         """FIN after what was written; False where it cannot be said: TLS has no half-close in asyncio."""
         self.flush()
-        if self._transport is None or not self._transport.can_write_eof():
+        if self.transport is None or not self.transport.can_write_eof():
             return False
         if self.is_open:
-            self._transport.write_eof()
+            self.transport.write_eof()
         return True
 
     def close(self) -> None:
         """Close once what was written has left."""
         self.flush()
         if self.is_open:
-            cast(asyncio.Transport, self._transport).close()
+            cast(asyncio.Transport, self.transport).close()
 
     def reset(self) -> None:
         """Drop what was written and close with RST."""
+        if self.turn.wire is self:
+            self.turn.wire = None
         self._out.clear()
         self.write = self._send = _nowhere
-        if self._transport is not None:
-            reset(self._transport)
+        if self.transport is not None:
+            reset(self.transport)
 
     def let_go(self) -> None:
         """The connection is gone. A wire refers to itself, and with TLS its transport holds a read buffer of 256 KiB: kept
         until the collector comes, every closed connection would cost that much."""
         self._out.clear()
         self.write = self._send = _nowhere
-        self._transport = None
+        self.transport = None

@@ -327,3 +327,24 @@ def test_no_bytes_escape_as_another_exception(noise: bytes) -> None:
     reader = ChunkedReader()
     with contextlib.suppress(HeadError):
         reader.feed(noise, 0, lambda piece: None)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=4), st.integers(0, 40), st.integers(0, 3))
+def test_a_lone_chunk_is_what_the_general_way_would_have_given(payloads: list[bytes], cut: int, pad: int) -> None:
+    """`alone` takes a read only when `feed` would take all of it for one chunk, and then says the same."""
+    reads = [b"%0*x\r\n%b\r\n" % (pad + 1, len(payload), payload) for payload in payloads]
+    reads[0] = reads[0][: len(reads[0]) - cut] if cut < len(reads[0]) else reads[0]
+    short, general = ChunkedReader(), ChunkedReader()
+    for read in reads * 2:
+        said: list[bytes] = []
+        oracle: list[bytes] = []
+        try:
+            general.feed(read, 0, oracle.append)
+        except HeadError:
+            assert not short.alone(read)
+            return
+        if payload := short.alone(read):
+            said.append(payload)
+        else:
+            short.feed(read, 0, said.append)
+        assert b"".join(said) == b"".join(oracle)

@@ -161,3 +161,23 @@ async def test_transport_goes_with_its_connection_and_does_not_wait_for_the_coll
         assert gone() is None
     finally:
         gc.enable()
+
+
+async def test_a_reset_inside_a_turn_drops_what_it_held() -> None:
+    (one, first), (other, second) = wire(), wire()
+    first.abort = lambda: None  # type: ignore[method-assign]
+    one.turn.is_open = True
+    one.write(b"never")
+    one.reset()
+    other.write(b"but this")
+    one.turn.end()
+    assert (first.writes, second.writes) == ([], [b"but this"])
+
+
+async def test_a_whole_message_waits_for_the_piece_that_its_turn_holds() -> None:
+    one, transport = wire()
+    one.turn.is_open = True
+    one.write(b"a")
+    one.write_whole(b"b")
+    one.turn.end()
+    assert transport.writes == [b"ab"]
