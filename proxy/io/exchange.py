@@ -236,16 +236,19 @@ class Exchange:
     def _do_send(self) -> None:
         leg = self.leg
         assert leg is not None
-        self.edge_full = False
+        # An edge that was left may have stopped the client as well, and will never say that it may go on.
+        stopped = self.held_back or self.edge_full
+        self.held_back = self.edge_full = False
         self.await_first_byte()
         leg.head(self.edge_head())
+        if self.client_full:  # it said so to an edge that was left, or to nobody
+            leg.pause()
         if self.kept:
             for chunk in self.kept:
                 leg.data(chunk)
         if self.client_ended:
             self.end_request(leg)
-        elif self.held_back and not self.edge_full:
-            self.held_back = False
+        elif stopped and not self.edge_full:
             self.client.resume()
 
     def edge_head(self) -> RequestHead:

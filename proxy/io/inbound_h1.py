@@ -369,7 +369,9 @@ class H1ServerConnection(asyncio.Protocol):
             self.wire.pause()
 
     def start_reading(self, leg: H1ClientLeg) -> None:
-        if self._leg is leg:
+        if (
+            self._leg is leg and len(self._buffer) <= self.limits.max_header_bytes
+        ):  # pipelined bytes wait for this answer
             self.wire.resume()
 
     @property

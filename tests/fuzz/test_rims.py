@@ -17,10 +17,13 @@ from bench.fuzz_rims import Case, fuzz, rims
 from bench.fuzz_way import BothWays
 from bench.rim_mutations import LARGE, Mutator, reads
 from bench.rim_seeds import H1_REQUESTS
-from bench.rim_stage import Watched, held_bytes
+from bench.rim_stage import Transport, Watched, held_bytes
+from proxy.io.inbound_h1 import H1ServerConnection
 from proxy.io.outbound_h1 import H1EdgeConnection
+from proxy.io.rims import Limits, Origin
 from proxy.messages import Abort, Cause, Party, RequestHead, ResponseHead, Stage
 from tests.peers.fakeleg import FakeLeg
+from tests.peers.services import ByHand
 
 LONG_S = float(os.environ.get("HEADRACE_FUZZ_SECONDS", "0"))
 SLICES = {"h3 server": 800, "h3 client": 1000, "both ways": 500}
@@ -124,3 +127,17 @@ async def test_what_a_connection_keeps_is_counted() -> None:
     connection.idle_hint_s = 1.0
     connection._leg = [b"x" * 5000, {"a": bytearray(700)}]  # type: ignore[assignment]
     assert 5700 <= held_bytes(connection) - before < 5800
+
+
+async def test_pipelined_bytes_beyond_a_head_stay_unread_until_the_answer_whoever_resumes() -> None:
+    service = ByHand(Limits(max_header_bytes=100))
+    rim = H1ServerConnection(service, Origin("192.0.2.1", 5, "http://127.0.0.1:1", b"http", "h1"))
+    wire = Transport(rim)
+    rim.connection_made(wire)
+    rim.data_received(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" + b"G" * 200)
+    exchange = service.exchanges.get_nowait()
+    exchange.leg.resume()
+    assert not wire.reading
+    exchange.answer()
+    assert wire.reading
+    wire.lose(None)
