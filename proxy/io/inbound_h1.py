@@ -369,9 +369,8 @@ class H1ServerConnection(asyncio.Protocol):
             self.wire.pause()
 
     def start_reading(self, leg: H1ClientLeg) -> None:
-        if (
-            self._leg is leg and len(self._buffer) <= self.limits.max_header_bytes
-        ):  # pipelined bytes wait for this answer
+        # Pipelined bytes beyond a head's worth wait for this answer.
+        if self._leg is leg and len(self._buffer) <= self.limits.max_header_bytes:
             self.wire.resume()
 
     @property
