@@ -421,6 +421,7 @@ class Exchange:
         if abort is not None:
             record.outcome, record.detail = f"{abort.by.value} {abort.cause.value}", abort.detail
         if observer is not None:
+            observer.settle()
             record.events, record.usage, record.error_in_band = observer.events, observer.usage, observer.error
             record.incomplete = observer.incomplete
             record.first_token, record.last_token = observer.first_token, observer.last_token

@@ -228,7 +228,7 @@ class EdgeSide:
         x.deadline = x.relay.now + x.idle_s
         x.client.data(chunk)
         if x.observer is not None:  # after the bytes are on their way: undoing a coding may take a while
-            x.observer.feed(chunk)
+            x.observer.hold(chunk)
 
     def on_trailers(self, fields: Fields) -> None:
         if self._x.phase is Phase.ANSWERING:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.sse import MAX_EVENT, Observer
+from proxy.sse import HELD, HELD_BYTES, MAX_EVENT, Observer
 
 CHAT = [
     {"choices": [{"delta": {"role": "assistant"}}]},
@@ -109,8 +110,8 @@ def test_first_and_last_token_are_timed() -> None:
         observer.feed(f"data: {json.dumps(event)}\n\n".encode())
     first, last = observer.first_token, observer.last_token
     observer.feed(b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\ndata: [DONE]\n\n')
-    assert (first, last) == (1.0, 3.0)
-    assert (observer.first_token, observer.last_token) == (1.0, 3.0)
+    assert (first, last) == (2.0, 4.0)
+    assert (observer.first_token, observer.last_token) == (2.0, 4.0)
 
 
 def test_usage_that_is_null_in_every_event_costs_no_look_inside() -> None:
@@ -165,3 +166,46 @@ def test_tokens_known_by_their_ends_count_as_those_that_are_read(texts: list[str
     for observer in (one_by_one, at_once):
         assert (observer.events, observer.usage, observer.error) == (len(events), {"a": 2}, True)
         assert not observer.done and not observer.blind
+
+
+EVENTS = [
+    b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
+    b'data: {"created":7,"choices":[{"delta":{"content":"b"}}]}\n\n',
+    b'data: {"created":8,"choices":[{"delta":{"content":"c"}}]}\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n',
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"d"}}\n\n',
+    b'event: error\ndata: {"type":"error"}\n\n',
+    b"data: [DONE]\n\n",
+]
+
+
+@given(st.lists(st.sampled_from([*EVENTS, b"data: {", b"\n", b"x" * 5000]), max_size=60), st.integers(1, 20))
+def test_what_is_held_is_seen_as_if_it_had_been_looked_at_at_once(chunks: list[bytes], every: int) -> None:
+    clock = itertools.count(1.0)
+    times: list[float] = []
+
+    def tick() -> float:
+        times.append(next(clock))
+        return times[-1]
+
+    holding, at_once = Observer(tick), Observer(lambda: times[-1])
+    for number, chunk in enumerate(chunks):
+        holding.hold(chunk)
+        at_once.feed(chunk)
+        if number % every == 0:
+            holding.settle()
+    holding.settle()
+    for name in ("events", "has_content", "done", "error", "usage", "blind", "incomplete", "first_token", "last_token"):
+        assert getattr(holding, name) == getattr(at_once, name), name
+
+
+def test_few_chunks_are_held() -> None:
+    observer = Observer(lambda: 1.0)
+    event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    for _ in range(HELD - 1):
+        observer.hold(event)
+    assert observer.events == 0
+    observer.hold(event)
+    assert observer.events == HELD
+    observer.hold(b": " + b"x" * HELD_BYTES + b"\n\n" + event)
+    assert observer.events == HELD + 1
