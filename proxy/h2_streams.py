@@ -91,6 +91,9 @@ class Stream:
         if self.send_open and not self.ending:
             self.connection.sender.end(self)
 
+    def finish(self) -> None:
+        self.end()
+
     def pause(self) -> None:
         self.paused = True
 

@@ -210,6 +210,9 @@ class Leg(Protocol):
     def end(self) -> None:
         """A clean end of what we send. In a tunnel: half-close."""
 
+    def finish(self) -> None:
+        """As end(), in a tunnel whose peer has said all that it will: a connection that cannot half-close may close."""
+
     def abort(self, abort: Abort) -> None:
         """End now, uncleanly: h1 closes without the last chunk (RST when nothing useful is buffered), h2 and h3 reset
         with the code that `abort` means. On an edge leg: cancel the request. Idempotent; no on_abort follows."""

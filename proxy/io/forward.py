@@ -230,6 +230,9 @@ class TcpLeg(asyncio.Protocol):
             elif self._transport.can_write_eof():
                 self._transport.write_eof()
 
+    def finish(self) -> None:
+        self.end()
+
     def abort(self, abort: Abort) -> None:
         self.receiver = NOBODY
         if self._transport is not None:

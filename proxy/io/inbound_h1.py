@@ -364,6 +364,13 @@ class H1ServerConnection(asyncio.Protocol):
         else:
             self.wire.half_close()
 
+    def close_tunnel(self) -> None:
+        """FIN after what was written where that can be said, the end of the connection where it cannot: over TLS a client
+        that closed its WebSocket would wait for us as long as we for it (RFC 6455 7.1.1: the server closes first)."""
+        self._fin_sent = True
+        if self._eof or not self.wire.half_close():
+            self.wire.close()
+
     def stop_reading(self, leg: H1ClientLeg) -> None:
         if self._leg is leg and self._phase in (Phase.BODY, Phase.TUNNEL):
             self.wire.pause()

@@ -98,6 +98,12 @@ class H1ClientLeg:
             connection.wire.write(write_last_chunk(self._trailers))
         connection.finish(self, keep_alive=not self._close)
 
+    def finish(self) -> None:
+        if not self._dead and self._connection.in_tunnel:
+            self._connection.close_tunnel()
+        else:
+            self.end()
+
     def abort(self, abort: Abort) -> None:
         if not self._dead:
             self._dead = True

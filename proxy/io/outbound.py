@@ -194,6 +194,7 @@ class EdgeConnections:
                 timer.cancel()
         self._lines.fail_all(_refusal(f"edge {self.edge.id} is closing"))
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._dials.clear()  # one that was cancelled before it began has not left by itself
 
     def drop_idle(self) -> None:
         """Close what is idle: after a network change or a long sleep it is dead without saying so. A shared one with work

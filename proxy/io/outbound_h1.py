@@ -248,6 +248,9 @@ class H1EdgeLeg:
         if self._ended:
             self._finish(reusable=self._keep_alive)
 
+    def finish(self) -> None:
+        self.end()  # who serves closes first (RFC 6455 7.1.1)
+
     def abort(self, abort: Abort) -> None:
         if not self._dead:
             self._dead = True

@@ -92,6 +92,9 @@ class StreamLeg:
         self._connection.wake()
         self._ended()
 
+    def finish(self) -> None:
+        self.end()
+
     def pause(self) -> None:
         if not self._paused and not self.dead and not self.got_end:
             self._paused = True

@@ -145,7 +145,10 @@ class Side:
         """Our FIN."""
         if not (self.shut or self.gone):
             self.shut = True
-            self.leg.end()
+            if self.closed and self.close_sent:
+                self.leg.finish()
+            else:
+                self.leg.end()
 
     def abort(self, abort: Abort) -> None:
         if not self.gone:

@@ -193,7 +193,7 @@ class WebSocketTunnel:
 
     def on_side_lost(self, side: Side, abort: Abort) -> None:
         """A leg died."""
-        if side is self.client:
+        if side is self.client and not (side.closed and side.close_sent):
             self._note(TunnelEnd(Party.CLIENT, abort.cause, None, abort.detail))
             self.edge.abort(Abort(Party.CLIENT, Stage.BODY, Cause.CANCELLED, abort.detail))
             self._finish()

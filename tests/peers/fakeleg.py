@@ -34,6 +34,9 @@ class FakeLeg:
     def end(self) -> None:
         self.said.append(("end", None))
 
+    def finish(self) -> None:
+        self.said.append(("finish", None))
+
     def abort(self, abort: Abort) -> None:
         self.said.append(("abort", abort))
 

@@ -12,12 +12,14 @@ import pytest
 import uvloop
 
 from config.model import WebSocket
+from headrace.lab.ca import ThrowAwayCa
+from proxy.io import websocket_tunnel
 from proxy.io.inbound_h1 import H1ServerConnection
 from proxy.io.outbound_h1 import H1EdgeConnection
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.io.websocket_tunnel import TunnelEnd, WebSocketTunnel
 from proxy.messages import Leg, NullReceiver, RequestHead, ResponseHead
-from proxy.websocket import Op
+from proxy.websocket import Op, frame
 from tests.patience import no_hang, timed
 from tests.proxy.test_websocket_tunnel import closes_in, frames, text
 
@@ -104,8 +106,8 @@ class Joining(NullReceiver):
         self.tunnel = WebSocketTunnel(self.client, self.edge, WebSocket(), on_finished=self.ends.append)
 
 
-async def connected(story: Callable[[End, End, Joining], Awaitable[None]]) -> Joining:
-    """Run a story between a client and an edge that are joined by two real connections each."""
+async def connected(story: Callable[[End, End, Joining], Awaitable[None]], ca: ThrowAwayCa | None = None) -> Joining:
+    """Run a story between a client and an edge that are joined by two real connections; the client's over TLS with `ca`."""
     accepted: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     async def on_edge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,9 +119,16 @@ async def connected(story: Callable[[End, End, Joining], Awaitable[None]]) -> Jo
     joining = Joining(edges.sockets[0].getsockname()[1])
     origin = Origin("127.0.0.1", 0, "http://127.0.0.1:0", b"http", "h1")
     inbound = await asyncio.get_running_loop().create_server(
-        lambda: H1ServerConnection(joining, origin), "127.0.0.1", 0
+        lambda: H1ServerConnection(joining, origin),
+        "127.0.0.1",
+        0,
+        ssl=ca.server_context(["http/1.1"]) if ca is not None else None,
     )
-    reader, writer = await asyncio.open_connection(*inbound.sockets[0].getsockname()[:2])
+    reader, writer = await asyncio.open_connection(
+        *inbound.sockets[0].getsockname()[:2],
+        ssl=ca.client_context(["http/1.1"]) if ca is not None else None,
+        server_hostname="localhost" if ca is not None else None,
+    )
     writer.write(UPGRADE)
     await reader.readuntil(b"\r\n\r\n")
     client, edge = End(reader, writer), await accepted
@@ -227,3 +236,26 @@ async def test_close_handshake_reaches_both_ends_whole(client: End, edge: End, j
     client.says(answer)
     assert await edge.hears(lambda raw: False) == answer, "and then our FIN"
     assert await client.hears(lambda raw: False) == said
+
+
+@pytest.mark.parametrize("first", ["client", "edge"])
+async def test_a_close_handshake_over_tls_ends_the_connection(
+    first: str, ca: ThrowAwayCa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS has no half-close here: the client waits for us to close, and nobody may wait for the deadline."""
+    monkeypatch.setattr(websocket_tunnel, "CLOSE_WAIT_S", 600.0)
+
+    async def story(client: End, edge: End, joining: Joining) -> None:
+        by_client, by_edge = frame(Op.CLOSE, b"\x03\xe8", b"\x01\x02\x03\x04"), frame(Op.CLOSE, b"\x03\xe8")
+        order = [(client, by_client, edge), (edge, by_edge, client)]
+        async with no_hang():
+            for said_by, said, heard_by in order if first == "client" else reversed(order):
+                said_by.writer.write(said)
+                assert await heard_by.reader.readexactly(len(said)) == said
+            assert await client.reader.read() == b""
+            edge.writer.write_eof()
+            while not joining.ends:
+                await asyncio.sleep(0.01)
+
+    joining = await connected(story, ca)
+    assert [(end.cause, end.code) for end in joining.ends] == [(None, 1000)]

@@ -180,7 +180,7 @@ async def test_silent_edge_closes_both_legs_with_1011() -> None:
     joined.edge.receiver.on_end()
     (end,) = joined.ends
     assert (end.by, end.cause, end.code) == (Party.EDGE, Cause.TIMED_OUT, 1011)
-    assert "end" in joined.client.words and "end" in joined.edge.words
+    assert "finish" in joined.client.words and "end" in joined.edge.words
 
 
 async def test_silent_client_closes_both_legs_with_1011() -> None:
@@ -261,7 +261,7 @@ async def test_close_of_a_peer_passes_with_code_and_text_and_both_end(joined: Jo
     joined.edge_says(said)
     joined.client_says(answer)
     assert joined.client.body == said and joined.edge.body == answer
-    assert joined.client.words == joined.edge.words == ["data", "end"]
+    assert joined.client.words == joined.edge.words == ["data", "finish"]
     joined.edge.receiver.on_end()
     joined.client.receiver.on_end()
     assert joined.ends == [TunnelEnd(Party.EDGE, None, code, "", len(answer), len(said))]
@@ -278,7 +278,7 @@ async def test_close_that_is_never_answered_does_not_wait_for_ever(monkeypatch: 
 async def test_edge_that_drops_the_connection_on_a_close_is_answered_for(joined: Joined) -> None:
     joined.client_says(frame(Op.CLOSE, struct.pack("!H", 1000), MASK))
     joined.edge.receiver.on_end()
-    assert closes(joined.client) == [1000] and joined.client.words == ["data", "end"]
+    assert closes(joined.client) == [1000] and joined.client.words == ["data", "finish"]
     joined.client.receiver.on_end()
     assert [(end.by, end.cause, end.code) for end in joined.ends] == [(Party.CLIENT, None, 1000)]
 
@@ -312,7 +312,7 @@ async def test_lost_edge_is_told_with_1011_at_once(joined: Joined) -> None:
     joined.edge.receiver.on_abort(LOST)
     assert closes(joined.client) == [1011] and "abort" not in joined.client.words
     joined.client_says(frame(Op.CLOSE, struct.pack("!H", 1011), MASK))
-    assert joined.client.words[-1] == "end"
+    assert joined.client.words[-1] == "finish"
     joined.client.receiver.on_end()
     assert [(end.by, end.cause, end.code) for end in joined.ends] == [(Party.EDGE, Cause.LOST, 1011)]
 
