@@ -93,14 +93,15 @@ class RetryBudget:
         self.floor = min_per_s * window_s
         self._window_s = window_s
         self._seconds: deque[list[int]] = deque()  # [second, requests, retries], oldest first; at most window_s + 1
-        self._next_s = 0.0  # when the newest of them is over
+        self.uncounted = 0
+        """Requests up to `last_at` that are counted with the next that is: for whom even a call is too much."""
+        self.last_at = 0.0
         self._requests = 0
         self._retries = 0
 
     def note_request(self, now: float) -> None:
         """A first attempt was made: it earns `ratio` of a retry."""
-        second = self._seconds[-1] if now < self._next_s else self._second(now)
-        second[1] += 1
+        self._second(now)[1] += 1
         self._requests += 1
 
     def spend(self, now: float) -> bool:
@@ -112,14 +113,22 @@ class RetryBudget:
         self._retries += 1
         return True
 
+    def settle(self) -> None:
+        """Count those that were only noted. At least once a second while there are any, so that each is in its second."""
+        uncounted, self.uncounted = self.uncounted, 0
+        if uncounted:
+            self._second(self.last_at)[1] += uncounted
+            self._requests += uncounted
+
     def _second(self, now: float) -> list[int]:
+        if self.uncounted:
+            self.settle()
         while self._seconds and self._seconds[0][0] <= now - self._window_s - 1:
             _, requests, retries = self._seconds.popleft()
             self._requests -= requests
             self._retries -= retries
         if not self._seconds or self._seconds[-1][0] < int(now):
             self._seconds.append([int(now), 0, 0])
-            self._next_s = int(now) + 1.0
         return self._seconds[-1]
 
 

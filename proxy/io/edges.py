@@ -168,6 +168,7 @@ class PoolState:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
+        self.budget.settle()
         prior = prior_of(self._standings)
         for state in self.edges.values():
             state.looked_at(now)

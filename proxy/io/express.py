@@ -262,6 +262,7 @@ class Express:
     )
 
     switched = None
+    is_whole = True
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -298,7 +299,9 @@ class Express:
         self.is_running = True
         lane.taken += 1
         self._number = relay.enter(self, now)
-        pool.budget.note_request(now)
+        budget = pool.budget
+        budget.uncounted += 1
+        budget.last_at = now
         edge.begin(now)
         if has_length:
             head = b"%b%d%b%b" % (head, len(body), after, body)

@@ -105,6 +105,8 @@ class H1ServerConnection(asyncio.Protocol):
         self.service.on_disconnected(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._known is not None and self._phase is Phase.HEAD and not self._buffer and self._begin_known(data):
+            return
         turn = self.wire.turn
         turn.is_open = True
         try:
@@ -120,11 +122,7 @@ class H1ServerConnection(asyncio.Protocol):
             if self._leg is not None:
                 self._leg.receiver.on_data(data)
         elif phase is Phase.HEAD:
-            if self._buffer:
-                data = self._buffer + data
-            elif self._known is not None and self._begin_known(data):
-                return
-            self._buffer = data
+            self._buffer = self._buffer + data if self._buffer else data
             self._next_request()
         elif phase is Phase.ANSWER:
             self._keep_for_later(data)

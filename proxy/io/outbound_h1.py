@@ -32,7 +32,10 @@ def _nothing() -> None: ...
 
 
 class EdgeEnd(Protocol):
-    """Who hears what a connection says about the exchange in progress."""
+    """Who hears what a connection says about the exchange in progress; `is_whole`: and answers it in one piece, or lets an
+    ordinary leg hear it, so that there is nothing to gather."""
+
+    is_whole: bool
 
     def take(self, chunk: bytes) -> None: ...
 
@@ -117,6 +120,9 @@ class H1EdgeConnection(asyncio.Protocol):
         if leg is None:
             self._shut()  # nothing was asked: whatever this is, the connection is out of step
             return
+        if leg.is_whole:
+            leg.take(data)
+            return
         turn = self.wire.turn
         turn.is_open = True
         try:
@@ -188,6 +194,7 @@ class H1EdgeLeg:
     )  # fmt: skip
 
     version = "h1"
+    is_whole = False
 
     def __init__(self, connection: H1EdgeConnection, *, reused: bool) -> None:
         self.receiver: Receiver = NOBODY

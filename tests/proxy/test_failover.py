@@ -256,3 +256,17 @@ def test_no_history_repeats_a_post_that_may_have_started_nor_goes_on_for_ever(
             assert what is None or isinstance(what, str)
             command = post.on_redirect(what, replayable=replayable, now=1.0)
     assert dials <= 1 + moves + hops + 3
+
+
+def test_requests_that_were_only_noted_earn_their_share_in_their_own_second() -> None:
+    noted, counted = RetryBudget(0.5, min_per_s=0.0), RetryBudget(0.5, min_per_s=0.0)
+    for _ in range(8):
+        noted.uncounted += 1
+        noted.last_at = 100.0
+        counted.note_request(100.0)
+    assert [noted.spend(101.0) for _ in range(5)] == [counted.spend(101.0) for _ in range(5)] == [True] * 4 + [False]
+
+    for _ in range(8):
+        noted.uncounted += 1
+        noted.last_at = 200.0
+    assert not noted.spend(230.0), "what was earned is forgotten after the window, though it was counted only now"
