@@ -205,5 +205,6 @@ def main(argv: Sequence[str]) -> int:
             failed = True
     if failed:
         return 1
-    (RESULTS / "fuzz_rims.json").write_text(json.dumps({"seed": options.seed, "rims": rows}, indent=1) + "\n")
+    if not options.rims:  # the record is of all of them
+        (RESULTS / "fuzz_rims.json").write_text(json.dumps({"seed": options.seed, "rims": rows}, indent=1) + "\n")
     return 0

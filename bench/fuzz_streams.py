@@ -23,6 +23,7 @@ from proxy.io.rims import EdgeConnection, Origin
 from proxy.messages import RequestHead
 
 ORIGIN = ("192.0.2.1", 5, "https://127.0.0.1:1", b"https")
+BOUNDS = Bounds(stream_window=256 * 1024)
 KEPT = 128 * 1024
 """Bytes of a connection beside what was given to its legs: blocks, tables, memories of blocks, frames."""
 
@@ -128,13 +129,12 @@ class NoTable:
 
 def quic_of(*, is_client: bool) -> FlowConnection:
     """A connection whose handshake counts as done, and which has no path: what is written stays in its buffers."""
-    bounds = Bounds()
-    config = configuration(is_client=is_client, bounds=bounds, idle_timeout_s=60)
+    config = configuration(is_client=is_client, bounds=BOUNDS, idle_timeout_s=60)
     if is_client:
-        made = FlowConnection(bounds=bounds, configuration=config)
+        made = FlowConnection(bounds=BOUNDS, configuration=config)
     else:
         config.certificate = config.private_key = object()  # no handshake will ask for them
-        made = FlowConnection(bounds=bounds, configuration=config, original_destination_connection_id=bytes(8))
+        made = FlowConnection(bounds=BOUNDS, configuration=config, original_destination_connection_id=bytes(8))
     made._handshake_complete = True
     made._remote_max_streams_bidi = made._remote_max_streams_uni = 100
     return made
@@ -181,7 +181,7 @@ class H3Server:
                 act(dice, service.taken)
                 if rim._lost:
                     break
-            assert (kept := held_bytes(rim.h3)) <= KEPT + 65_536 * 4, f"{kept} bytes are kept"
+            assert (kept := held_bytes(rim.h3)) <= KEPT + 3 * BOUNDS.stream_window, f"{kept} bytes are kept"
             await asyncio.sleep(0)
             rim.link.close(0, "over")
             check_over(service.taken)
@@ -217,6 +217,8 @@ class H3Client:
 def hear(dice: random.Random, rim: H3ServerConnection | H3EdgeConnection, said: tuple[int, bytes, bool]) -> None:
     """A stream's bytes as the link passes them on, and now and then its reset."""
     stream_id, chunk, fin = said
+    if stream_id in rim.quic._withheld and len(rim.h3._readers[stream_id].held) + len(chunk) > BOUNDS.stream_window:
+        return  # a peer gets no credit for more
     if not rim.quic.knows(stream_id):
         rim.quic._get_or_create_stream(QuicFrameType.STREAM_BASE, stream_id)
     try:

@@ -85,6 +85,14 @@ def test_an_endless_line_blinds_the_watcher_and_keeps_little() -> None:
     assert len(observer._rest) <= MAX_EVENT + 65536
 
 
+def test_endless_empty_lines_of_one_event_blind_the_watcher_as_well() -> None:
+    observer = Observer(lambda: 0.0)
+    for _ in range(60):
+        observer.feed(b"data:\n" * 1000)
+    assert observer.blind
+    assert sum(len(line) + 5 for line in observer._data) <= MAX_EVENT + 5
+
+
 @given(st.lists(st.binary(max_size=60), max_size=10))
 def test_no_bytes_raise(chunks: list[bytes]) -> None:
     watched(*chunks)
