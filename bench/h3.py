@@ -21,6 +21,7 @@ from pathlib import Path
 import uvloop
 
 from bench.h3_client import Client
+from bench.http_peers import start_headrace
 from bench.measure import Figures, Server, free_port, record, take_turns
 from tests.peers.authority import Authority
 
@@ -71,32 +72,10 @@ https://{NAME}:{port} {{
 
 
 def headrace(stack: ExitStack, upstream: int, pem_file: str) -> tuple[Server, int]:
-    server, port = stack.enter_context(Server("headrace")), free_port()
-    file = server.write(
-        "headrace.toml",
-        f"""
-state_dir = "{server.folder}/state"
-log = {{ level = "warning" }}
-[resolver]
-listen = []
-[proxy]
-listen = ["https://127.0.0.1:{port}", "h3://127.0.0.1:{port}"]
-[tls]
-cert_file = "{pem_file}"
-key_file = "{pem_file}"
-[admin]
-listen = "http://127.0.0.1:{free_port()}"
-[[pool]]
-name = "bench"
-hosts = ["{NAME}"]
-[[pool.edge]]
-id = "origin"
-url = "http://127.0.0.1:{upstream}"
-max_active = 10000
-""",
-    )
-    server.start([sys.executable, "-m", "headrace", "run", "--config", file], port)
-    return server, port
+    port = free_port()
+    listen = [f"https://127.0.0.1:{port}", f"h3://127.0.0.1:{port}"]
+    serves = f'hosts = ["{NAME}"]'
+    return start_headrace(stack, upstream, listen, port, serves=serves, pem=(pem_file, pem_file)), port
 
 
 MAKES = {PEER: caddy, "headrace": headrace}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -83,8 +83,19 @@ backend b
     return server, port
 
 
-def headrace(stack: ExitStack, upstream: int) -> tuple[Server, int]:
-    server, port = stack.enter_context(Server("headrace")), free_port()
+def start_headrace(
+    stack: ExitStack,
+    upstream: int,
+    listen: Sequence[str],
+    port: int,
+    *,
+    serves: str,
+    pem: tuple[object, object] | None = None,
+) -> Server:
+    """The daemon with one pool of one edge, ready on `port`. `serves`: the pool's line for its hosts or path; `pem`:
+    certificate and key."""
+    server = stack.enter_context(Server("headrace"))
+    tls = f'[tls]\ncert_file = "{pem[0]}"\nkey_file = "{pem[1]}"' if pem is not None else ""
     file = server.write(
         "headrace.toml",
         f"""
@@ -93,12 +104,13 @@ log = {{ level = "warning" }}
 [resolver]
 listen = []
 [proxy]
-listen = ["http://127.0.0.1:{port}"]
+listen = {list(listen)}
+{tls}
 [admin]
 listen = "http://127.0.0.1:{free_port()}"
 [[pool]]
 name = "bench"
-hosts = ["bench.localhost"]
+{serves}
 [[pool.edge]]
 id = "origin"
 url = "http://127.0.0.1:{upstream}"
@@ -106,7 +118,13 @@ max_active = 10000
 """,
     )
     server.start([sys.executable, "-m", "headrace", "run", "--config", file], port)
-    return server, port
+    return server
+
+
+def headrace(stack: ExitStack, upstream: int) -> tuple[Server, int]:
+    port = free_port()
+    serves = 'hosts = ["bench.localhost"]'
+    return start_headrace(stack, upstream, [f"http://127.0.0.1:{port}"], port, serves=serves), port
 
 
 def caddy(stack: ExitStack, upstream: int) -> tuple[Server, int]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from bench.h2_events import events
-from bench.http_peers import NGINX
+from bench.http_peers import NGINX, start_headrace
 from bench.measure import Figures, Server, free_port, record, take_turns
 from headrace.lab.ca import ThrowAwayCa, issue
 
@@ -43,37 +43,11 @@ def nginx(stack: ExitStack, upstream: int, ca: ThrowAwayCa) -> tuple[Server, int
     return server, tls, plain
 
 
-def headrace_config(server: Server, upstream: int, tls: int, plain: int, ca: ThrowAwayCa) -> str:
-    return server.write(
-        "headrace.toml",
-        f"""
-state_dir = "{server.folder}/state"
-log = {{ level = "warning" }}
-[resolver]
-listen = []
-[proxy]
-listen = ["https://127.0.0.1:{tls}", "http://127.0.0.1:{plain}"]
-[tls]
-cert_file = "{ca.cert_file}"
-key_file = "{ca.key_file}"
-[admin]
-listen = "http://127.0.0.1:{free_port()}"
-[[pool]]
-name = "bench"
-path = "/bench"
-[[pool.edge]]
-id = "origin"
-url = "http://127.0.0.1:{upstream}"
-max_active = 10000
-""",
-    )
-
-
 def headrace(stack: ExitStack, upstream: int, ca: ThrowAwayCa) -> tuple[Server, int, int]:
-    server, tls, plain = stack.enter_context(Server("headrace")), free_port(), free_port()
-    file = headrace_config(server, upstream, tls, plain, ca)
-    server.start([sys.executable, "-m", "headrace", "run", "--config", file], tls)
-    return server, tls, plain
+    tls, plain = free_port(), free_port()
+    listen = [f"https://127.0.0.1:{tls}", f"http://127.0.0.1:{plain}"]
+    pem = (ca.cert_file, ca.key_file)
+    return start_headrace(stack, upstream, listen, tls, serves='path = "/bench"', pem=pem), tls, plain
 
 
 def h2load(port: int, requests: int, connections: int, streams: int, path: str) -> int:
