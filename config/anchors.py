@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-ROOT_DATED = "2024-07-18"
-"""When IANA published the younger of these keys. KSK-2017 signs the root zone; KSK-2024 takes over in October 2026."""
 ROOT = """\
 . IN DS 20326 8 2 E06D44B80B8F1D39A95C0B0D7C65D08458E880409BBC683457104237C7F8EC8D
 . IN DS 38696 8 2 683D2D0ACB8C9B712A1948B27F741219298D0A450D612C483AF444A4C0FB2B16
 """
-"""The root zone's anchors as of https://data.iana.org/root-anchors/root-anchors.xml."""
+"""The root zone's anchors as of https://data.iana.org/root-anchors/root-anchors.xml: KSK-2017, and KSK-2024 (published
+2024-07-18), which signs from October 2026 on."""
 
 MOST_BYTES = 1024 * 1024
 

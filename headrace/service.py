@@ -1,4 +1,4 @@
-"""Speak with the service manager that started us: readiness, reloads, the watchdog, sockets it opened for us.
+"""Speak with the service manager that started us: readiness, reloads, the watchdog.
 
 Theory: sd_notify(3) is one datagram of NAME=value lines to the socket that NOTIFY_SOCKET names. The watchdog is fed by
 the loop itself: a timer on it, and nothing else. A loop that hangs feeds nobody, and systemd starts us anew.
@@ -14,10 +14,7 @@ import os
 import socket
 import time
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 
-FIRST_FD = 3  # SD_LISTEN_FDS_START
-MAX_FDS = 64
 MAX_STATUS = 200
 """Characters; it is one line of `systemctl status`."""
 
@@ -76,39 +73,6 @@ class Notifier:
         except OSError as exc:
             # A restarted manager or a full queue; the next word may come through.
             logger.debug("the service manager did not hear %s: %s", lines[0], exc)
-
-
-@dataclass(frozen=True, slots=True)
-class Inherited:
-    """A socket that the service manager opened. `name` is FileDescriptorName= of the socket unit, "" when unnamed."""
-
-    socket: socket.socket
-    name: str = ""
-
-
-def inherited_sockets(environ: MutableMapping[str, str] | None = None, *, first: int = FIRST_FD) -> list[Inherited]:
-    """Sockets passed to this process by LISTEN_FDS, in the unit's order; [] when there are none or they are another's.
-
-    Takes the variables out of `environ`; the sockets are not inherited further and do not block. The caller closes
-    them. ValueError when the variables make no sense.
-    """
-    environ = os.environ if environ is None else environ
-    given = {name: environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
-    if not given["LISTEN_FDS"] or given["LISTEN_PID"] != str(os.getpid()):
-        return []
-    if not given["LISTEN_FDS"].isascii() or not given["LISTEN_FDS"].isdecimal() or int(given["LISTEN_FDS"]) > MAX_FDS:
-        raise ValueError(f"LISTEN_FDS is {given['LISTEN_FDS']!r}: a number up to {MAX_FDS} was expected")
-    count = int(given["LISTEN_FDS"])
-    names = given["LISTEN_FDNAMES"].split(":") if given["LISTEN_FDNAMES"] else []
-    names += [""] * (count - len(names))
-    return [Inherited(_adopted(first + index), names[index]) for index in range(count)]
-
-
-def _adopted(descriptor: int) -> socket.socket:
-    os.set_inheritable(descriptor, False)
-    adopted = socket.socket(fileno=descriptor)  # finds family, type and protocol by itself
-    adopted.setblocking(False)
-    return adopted
 
 
 def _connected(address: str) -> socket.socket | None:

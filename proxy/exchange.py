@@ -4,8 +4,8 @@ Theory: an exchange has one phase and hears a few events; each pair has one step
 the phase allows and change nothing. The commit point is the step ANSWER: before it a failure may become a retry, after it
 nothing may be retried, rewritten or ended cleanly by us.
 
-Rules for editing: 1. no clock, no leg here; 2. every transition is in TRANSITIONS, `decide` refuses any other; 3. a new row
-needs a transcript in tests/proxy/test_exchange.py and a word in the picture, which is drawn from the table by `picture()`.
+Rules for editing: 1. no clock, no leg here; 2. every transition is in TRANSITIONS, any other is a KeyError; 3. a new row
+needs a word in the table of docs/relay.md, which tests/proxy/test_exchange.py holds against this one.
 """
 
 from __future__ import annotations
@@ -83,18 +83,4 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, Step]] = {
 
 
 TABLE = TRANSITIONS | {(Phase.OVER, event): (Phase.OVER, Step.NOTHING) for event in Event}
-"""The whole: after OVER everything is late and means nothing."""
-
-
-def decide(phase: Phase, event: Event) -> tuple[Phase, Step]:
-    """The next phase and what to do. KeyError: a rim broke its promise."""
-    return TABLE[phase, event]
-
-
-def picture() -> str:
-    """The table as Graphviz text, for docs/relay.md."""
-    lines = ["digraph exchange {", "  rankdir=LR;"]
-    for (phase, event), (after, step) in TRANSITIONS.items():
-        label = f"{event.name.lower()} / {step.name.lower()}"
-        lines.append(f'  {phase.value} -> {after.value} [label="{label}"];')
-    return "\n".join([*lines, "}"])
+"""The whole: after OVER everything is late and means nothing. A pair that is not in it is a rim's broken promise."""

@@ -26,8 +26,6 @@ LEADERS, NEW_LEADERS, FOLLOWERS, PAIRS = 512, 512, 96, 32_768
 MOST_OPEN = 2
 """While so many groups are open no question becomes a leader that was none before: on a new page everybody could, and two are
 enough to know it again. Those that led before lead in any case."""
-ABSORB = 0.4
-RULE = 1
 HALVED_AT = 16
 LIKELY = 0.15
 """Who followed as often is named. A refresh too many costs a question, and one too few makes somebody wait."""

@@ -63,7 +63,6 @@ class Answer:
     status: int = 0
     fields: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    head_s: float = 0.0
     first_byte_s: float = 0.0
     total_s: float = 0.0
     clean: bool = False
@@ -86,7 +85,6 @@ class Recorder:
     def head(self, status: int, fields: list[tuple[bytes, bytes]]) -> None:
         self.answer.status = status
         self.answer.fields = {name.decode().lower(): value.decode("latin-1") for name, value in fields}
-        self.answer.head_s = self._elapsed()
 
     def body(self, piece: bytes) -> None:
         if not self._parts:

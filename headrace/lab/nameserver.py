@@ -71,15 +71,6 @@ class Nameserver:
     def dot_url(self) -> str:
         return f"tls://{HOST}:{self.tls_port}"
 
-    @property
-    def udp_url(self) -> str:
-        return f"udp://127.0.0.1:{self.port}"
-
-    def asked_for(self, name: str, rdtype: str = "A") -> int:
-        """Questions for one name and type, over all transports."""
-        wanted = name.lower().rstrip(".")
-        return sum(count for (_, qname, qtype), count in self.queries.items() if (qname, qtype) == (wanted, rdtype))
-
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         tcp, udp = bind_pair(self.port)

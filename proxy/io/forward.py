@@ -41,7 +41,6 @@ class ForwardProxy:
         self._resolver = resolver
         self._relay = relay
         self._allow = AllowList(())
-        self._listeners: Sequence[str] = ()
         self._connecting: set[_Connecting] = set()
         self.enabled = False
 
@@ -53,7 +52,6 @@ class ForwardProxy:
         """Tunnels that stand are left alone, also those whose name is no longer allowed."""
         self.enabled = forward.enabled and bool(listeners)
         self._allow = AllowList(forward.allow)
-        self._listeners = listeners
 
     def serve_pac(self, leg: Leg, head: RequestHead) -> None:
         """The PAC file, naming the address under which it was asked for."""

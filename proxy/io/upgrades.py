@@ -126,7 +126,7 @@ class WebSocketJoint:
     def close_now(self) -> None:
         """The hard stop, after drain() had its time: whoever has not closed by now is cut."""
         abort = Abort(Party.US, Stage.BODY, Cause.REFUSED, "stopping")
-        client = self._tunnel.client_receiver
+        client = self._tunnel.client
         client.leg.abort(abort)
         client.on_abort(abort)
 

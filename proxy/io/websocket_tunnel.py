@@ -112,19 +112,6 @@ class WebSocketTunnel:
         self._arm()
 
     @property
-    def client_receiver(self) -> Side:
-        return self.client
-
-    @property
-    def edge_receiver(self) -> Side:
-        return self.edge
-
-    @property
-    def opening_bytes(self) -> bytes:
-        """What would be said again to another edge; b"" when nothing may be."""
-        return self._opening.take()
-
-    @property
     def finished(self) -> bool:
         return self._state is _State.FINISHED
 

@@ -49,10 +49,6 @@ class ResumingContext(ssl.SSLContext):
         while len(self.kept) > MAX_SESSIONS:
             self.kept.popitem(last=False)
 
-    def forget_sessions(self) -> None:
-        """Offer no old session any more: after a network change a ticket would link the old place to the new one."""
-        self.kept.clear()
-
 
 def client_context(ca_file: str = "", alpn: Sequence[str] = ()) -> ResumingContext:
     """A context that trusts the system's roots and, beside them, those of `ca_file` (PEM, "" for none); TLS >= 1.2.

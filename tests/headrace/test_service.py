@@ -1,4 +1,4 @@
-"""What a service manager hears from us on a real socket, and what we take over from it."""
+"""What a service manager hears from us on a real socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.service import Inherited, Notifier, inherited_sockets
+from headrace.service import Notifier
 
 
 class Manager:
@@ -108,51 +108,3 @@ async def test_manager_that_does_not_read_never_blocks_us(manager: Manager) -> N
         notifier.status("x" * 300)
     assert len(manager.hears()[0]) == len("STATUS=") + 200
     notifier.close()
-
-
-def passed(*kinds: socket.SocketKind) -> tuple[int, list[socket.socket]]:
-    """Bound sockets moved to consecutive descriptors, as a manager would leave them."""
-    first, bound = 200, []
-    for index, kind in enumerate(kinds):
-        opened = socket.socket(socket.AF_INET, kind)
-        opened.bind(("127.0.0.1", 0))
-        os.dup2(opened.fileno(), first + index)
-        bound.append(opened)
-    return first, bound
-
-
-def close(bound: list[socket.socket], inherited: list[Inherited]) -> None:
-    for one in (*bound, *(each.socket for each in inherited)):
-        one.close()
-
-
-def test_sockets_are_taken_over_with_names_kinds_and_addresses() -> None:
-    first, bound = passed(socket.SOCK_STREAM, socket.SOCK_DGRAM)
-    environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "https:dns"}
-    inherited = inherited_sockets(environ, first=first)
-    assert environ == {}
-    assert [(each.name, each.socket.type) for each in inherited] == [
-        ("https", socket.SOCK_STREAM),
-        ("dns", socket.SOCK_DGRAM),
-    ]
-    assert [each.socket.getsockname() for each in inherited] == [each.getsockname() for each in bound]
-    assert not any(each.socket.get_inheritable() or each.socket.getblocking() for each in inherited)
-    close(bound, inherited)
-
-
-def test_unnamed_sockets_have_empty_names() -> None:
-    first, bound = passed(socket.SOCK_STREAM)
-    inherited = inherited_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, first=first)
-    assert [each.name for each in inherited] == [""]
-    close(bound, inherited)
-
-
-@pytest.mark.parametrize("environ", [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}])
-def test_sockets_of_another_process_are_left_alone(environ: dict[str, str]) -> None:
-    assert inherited_sockets(environ) == []
-
-
-@pytest.mark.parametrize("count", ["-1", "many", "65", "१"])
-def test_senseless_count_is_an_error(count: str) -> None:
-    with pytest.raises(ValueError, match="LISTEN_FDS"):
-        inherited_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count})
