@@ -1,7 +1,4 @@
-"""The composition root: build the parts, start them in order, reload them, stop them.
-
-      config -> UpstreamSet -> ResolverService -> EdgeSet -> Gateway -> listeners
-                TicketRing -> TlsIdentity ----------------------^       AdminServer beside
+"""The life of the program: start the parts in order, reload them, stop them.
 
 Start: everything that can fail for a reason outside (certificate, ports) comes before anything is served for long; a port
 that is taken ends the start with exit code 1, and nothing stays open. Reload: the file is read whole, new listeners are
@@ -20,33 +17,25 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Sequence
 
 from config.load import ConfigError, Loaded, find_file, load
-from config.model import Config, Resolver
+from config.model import Config
 from headrace import exits, logs, process, state
 from headrace.admin import AdminApp, AdminServer
 from headrace.allocator import keep_blocks
-from headrace.identity import Certificate, OwnIdentity
 from headrace.imports import SOON, load_beside
-from headrace.links import LOOK_S, LinkWatch
-from headrace.listeners import Listeners, ListenFailed
+from headrace.links import LOOK_S
+from headrace.listeners import ListenFailed
 from headrace.network import NetworkWatch
 from headrace.operations import DaemonOperations
+from headrace.parts import Parts, close_one
 from headrace.reload import Reloaded, needs_restart
 from headrace.service import Notifier
 from headrace.telemetry import Telemetry
-from proxy.io.edges import EdgeSet
-from proxy.io.gateway import Gateway
 from proxy.io.inbound_tcp import bind
-from proxy.io.tls import IdentityProblem, TicketRing
-from resolver.designation import designations
+from proxy.io.tls import IdentityProblem
 from resolver.io.clock import now
-from resolver.io.doh_server import DohService
-from resolver.io.service import ResolverService
-from resolver.io.shared_cache import SharedCache
-from resolver.io.upstream_set import UpstreamSet
 
 FLUSH_S = 0.05
 """Log lines of requests wait so long for company: one write for many."""
@@ -71,7 +60,7 @@ def serve(loaded: Loaded, *, named: str | None) -> int:
 
 
 class Daemon:
-    """Every part of the running program, and the order in which they live."""
+    """The running program: its parts, its admin interface, and the tasks and signals that move them."""
 
     def __init__(self, loaded: Loaded, *, named: str | None, output: logs.LogOutput) -> None:
         config = loaded.config
@@ -89,29 +78,11 @@ class Daemon:
         self.admin: AdminServer | None = None
         self.notifier = Notifier()
         self._network: NetworkWatch | None = None
-        self._build(config)
-
-    def _build(self, config: Config) -> None:
         try:
             state.ensure_folder(config.state_dir)
         except OSError as exc:
             logger.warning("%s cannot be used (%s): nothing outlives this process", config.state_dir, exc.strerror)
-        self.ring = TicketRing(config.tls.tickets, state_dir=config.state_dir)
-        self.identity = OwnIdentity(self.ring)
-        self.links = LinkWatch()
-        resolver = config.resolver
-        self.upstreams = UpstreamSet(resolver, clock=now)
-        redis = resolver.cache.redis
-        self.shared = SharedCache(redis, self.upstreams, clock=now) if redis else None
-        self.resolver = ResolverService(
-            resolver, state_dir=config.state_dir, upstreams=self.shared or self.upstreams, clock=now
-        )
-        self.doh = DohService(self.resolver, config.resolver.doh_path)
-        self.edges = EdgeSet(resolver=self.resolver, clock=now)
-        self.gateway = Gateway(
-            edges=self.edges, resolver=self.resolver, doh=self.doh, clock=now, record=self.telemetry.record
-        )
-        self.listeners = Listeners(self.gateway, self.resolver)
+        self.parts = Parts(config, record=self.telemetry.record)
         self.telemetry.on_pending = self._flush_soon
 
     @property
@@ -153,17 +124,17 @@ class Daemon:
         return code
 
     async def _start(self) -> None:
-        config = self.config
-        self.identity.make(config)
+        config, parts = self.config, self.parts
+        parts.identity.make(config)
         self._apply(config)
-        await self.listeners.open(config.proxy.listen, self.identity.tls, config.tls.tickets)
-        await self.resolver.start()
-        await self.listeners.open(config.resolver.listen, self.identity.tls, config.tls.tickets)
-        self._designate()
+        await parts.listeners.open(config.proxy.listen, parts.identity.tls, config.tls.tickets)
+        await parts.resolver.start()
+        await parts.listeners.open(config.resolver.listen, parts.identity.tls, config.tls.tickets)
+        parts.designate(config.resolver.doh_path)
         self._start_admin(config)
-        self.edges.start()
-        await self.ring.start()
-        await self.listeners.load_quic()
+        parts.edges.start()
+        await parts.ring.start()
+        await parts.listeners.load_quic()
         await load_beside(*SOON)
         self._spawn(self._keep_certificate(), "certificate")
         self._spawn(self._keep_links(), "links")
@@ -185,65 +156,54 @@ class Daemon:
         state.write_running(config.state_dir, running)
 
     def _say_ready(self) -> None:
-        for listen in self.listeners.addresses:
+        listens, pools = self.parts.listeners.addresses, len(self.config.pools)
+        for listen in listens:
             logger.info("listening on %s", listen)
         took_ms = (time.time() - self.started_at) * 1000
-        logger.info("ready after %.0f ms, %d pools", took_ms, len(self.config.pools))
+        logger.info("ready after %.0f ms, %d pools", took_ms, pools)
         for note in self.loaded.notes:
             logger.warning("%s", note)
         process.keep_what_exists()
         keep_blocks()
-        self.notifier.ready(f"{len(self.listeners.addresses)} listeners, {len(self.config.pools)} pools")
+        self.notifier.ready(f"{len(listens)} listeners, {pools} pools")
 
     async def _drain(self) -> None:
         """Take nothing new and let what runs end, for `drain_timeout` at most."""
+        gateway = self.parts.gateway
         self.notifier.stopping()
-        self.listeners.drain()
-        self.gateway.drain()
+        self.parts.listeners.drain()
+        gateway.drain()
         give_up_at = now() + self.config.proxy.drain_timeout_s
-        active = self.gateway.active
+        active = gateway.active
         self.notifier.extend_timeout(self.config.proxy.drain_timeout_s + 2 * LINGER_S + 5.0)
         if active:
             logger.info("stopping: %d requests have %g s to end", active, self.config.proxy.drain_timeout_s)
-        while self.gateway.active and now() < give_up_at and not self._stop_now.is_set():
+        while gateway.active and now() < give_up_at and not self._stop_now.is_set():
             await self._look_again()
         linger_until = now() + LINGER_S
-        while self.gateway.connections and now() < linger_until and not self._stop_now.is_set():
+        while gateway.connections and now() < linger_until and not self._stop_now.is_set():
             await self._look_again()
-        if self.gateway.active:
-            logger.warning("stopping: %d requests are cut off", self.gateway.active)
-        self.gateway.abort_all()
+        if gateway.active:
+            logger.warning("stopping: %d requests are cut off", gateway.active)
+        gateway.abort_all()
 
     async def _look_again(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop_now.wait(), DRAIN_LOOK_S)
 
     async def _close(self) -> None:
-        """Close every part, the ones that are asked last first. One that fails does not keep the others open."""
+        """Close everything, who asks before whom it asks."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._network is not None:
             self._network.close()
-        await self._close_one(self.listeners.close())
         if self.admin is not None:
-            await self._close_one(self.admin.close())
-        await self._close_one(self.edges.close())
-        await self._close_one(self.resolver.close())
-        if self.shared is not None:
-            await self._close_one(self.shared.close())
-        await self._close_one(self.upstreams.close())
-        await self._close_one(self.ring.close())
+            await close_one(self.admin.close())
+        await self.parts.close()
         self._flush()
         state.forget_running(self.config.state_dir)
         self.notifier.close()
-        self.identity.close()
-
-    async def _close_one(self, closing: Awaitable[None]) -> None:
-        try:
-            await closing
-        except Exception:
-            logger.exception("a part did not close")
 
     # ---------------------------------------------------------------- signals
 
@@ -263,34 +223,23 @@ class Daemon:
         if not self._stop.is_set():
             self._spawn(self.reload(), "reload")
 
-    def _on_network_changed(self, reason: str) -> None:
-        """Whatever was learnt of the old network is void, first for names, then for those who ask for them."""
-        self.upstreams.network_changed()
-        if self.shared is not None:
-            self.shared.network_changed()
-        self.resolver.network_changed()
-        self.edges.network_changed()
-
     def _spawn(self, work: Coroutine[object, object, object], name: str) -> None:
         """A task that `_close` cancels if it is still there."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---------------------------------------------------------------- links
+    # ---------------------------------------------------------------- the machine's network
 
-    def _with_links(self, config: Resolver) -> Resolver:
-        """The configuration, and what the machine's links know; a configured zone wins."""
-        names = {zone.name for zone in config.zones}
-        return replace(config, zones=(*config.zones, *(zone for zone in self.links.zones if zone.name not in names)))
+    def _on_network_changed(self, reason: str) -> None:
+        self.parts.network_changed()
 
     async def _keep_links(self) -> None:
         """Look at the links every two seconds, for as long as the daemon lives."""
+        parts = self.parts
         while True:
-            if self.links.look(self.config.resolver, self.upstreams.snapshot()):
-                resolver = self._with_links(self.config.resolver)
-                self.upstreams.reconfigure(resolver)
-                self.resolver.reconfigure(resolver)
+            if parts.links.look(self.config.resolver, parts.upstreams.snapshot()):
+                parts.resolve_by(self.config.resolver)
             await asyncio.sleep(LOOK_S)
 
     # ---------------------------------------------------------------- reload
@@ -331,58 +280,41 @@ class Daemon:
 
     async def _take(self, loaded: Loaded) -> list[str]:
         """Change over to another configuration. Raises before anything is changed. Returns what waits for a restart."""
-        old, new = self.config, loaded.config
-        certificate = await self.identity.prove(new)
-        resolver = self._with_links(new.resolver)
-        wanted = (*new.proxy.listen, *resolver.listen)
-        await self.listeners.open(wanted, self.identity.tls, new.tls.tickets)
+        old, new, parts = self.config, loaded.config, self.parts
+        certificate = await parts.identity.prove(new)
+        wanted = (*new.proxy.listen, *new.resolver.listen)
+        await parts.listeners.open(wanted, parts.identity.tls, new.tls.tickets)
         # From here on nothing may fail for a reason that the file could have: it applies whole.
         self.loaded = loaded
-        self._use_certificate(certificate)
-        self.ring.configure(new.tls.tickets)
-        self.listeners.retune(new.tls.tickets)
-        self.upstreams.reconfigure(resolver)
-        self.resolver.reconfigure(resolver)
+        parts.use_certificate(certificate, new.resolver.doh_path)
+        parts.take_tickets_by(new.tls.tickets)
+        parts.resolve_by(new.resolver)
         self._apply(new)
-        self.listeners.remove(self.listeners.kept() - set(wanted), new.proxy.drain_timeout_s)
-        await self.listeners.load_quic()
-        self._designate()
+        parts.listeners.remove(parts.listeners.kept() - set(wanted), new.proxy.drain_timeout_s)
+        await parts.listeners.load_quic()
+        parts.designate(new.resolver.doh_path)
         waiting = needs_restart(old, new)
         for line in (*map(str, loaded.notes), *waiting):
             logger.warning("%s", line)
         return waiting
 
     def _apply(self, config: Config) -> None:
-        """Edges and routes change in one turn of the loop: no request sees a route to a pool that is not there."""
-        self.doh.path = config.resolver.doh_path.encode()
-        self.edges.apply(config.pools)
-        self.gateway.apply(config, own_names=self.identity.names)
+        self.parts.apply(config)
         self.telemetry.log_requests = config.log.level in ("debug", "info")
         self._output = logs.set_up_logging(config.log)
         self._log_json = logs.wants_json(config.log, 2)
         if self.admin is not None:
             self.admin.app.with_metrics = config.admin.metrics
 
-    def _designate(self) -> None:
-        """Tell clients of plain DNS of our encrypted listeners (RFC 9462), by a name that the certificate proves."""
-        name = next(iter(self.identity.names), "")
-        found = designations(self.listeners.addresses, name, self.config.resolver.doh_path)
-        self.resolver.designate(found)
-
     # ---------------------------------------------------------------- certificate
-
-    def _use_certificate(self, certificate: Certificate | None) -> None:
-        if self.identity.use(certificate):
-            for quic in self.listeners.quic:
-                quic.renew_certificate()
-            self._designate()
 
     async def _keep_certificate(self) -> None:
         """Look at the files every hour, for as long as the daemon lives."""
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                self._use_certificate(await self.identity.prove(self.config))
+                certificate = await self.parts.identity.prove(self.config)
+                self.parts.use_certificate(certificate, self.config.resolver.doh_path)
             except (IdentityProblem, OSError, ValueError) as exc:
                 logger.error("the certificate cannot be renewed, the old one stays in use: %s", exc)  # noqa: TRY400
 

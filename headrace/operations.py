@@ -26,7 +26,7 @@ class DaemonOperations:
     """Implements `headrace.admin.Operations`."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+        self._daemon, self._parts = daemon, daemon.parts
 
     def status(self) -> dict[str, object]:
         daemon = self._daemon
@@ -36,44 +36,48 @@ class DaemonOperations:
             "uptime_s": round(time.time() - daemon.started_at, 3),
             "config_file": str(daemon.loaded.file) if daemon.loaded.file else None,
             "state_dir": str(daemon.config.state_dir),
-            "ca_file": daemon.identity.certificate.ca_file if daemon.identity.certificate else "",
-            "listeners": [str(listen) for listen in daemon.listeners.addresses],
+            "ca_file": self._parts.identity.certificate.ca_file if self._parts.identity.certificate else "",
+            "listeners": [str(listen) for listen in self._parts.listeners.addresses],
             "pools": [pool.name for pool in daemon.config.pools],
-            "active_requests": daemon.gateway.active,
-            "connections": daemon.gateway.connections,
-            "portal_suspected": daemon.links.portal,
-            "link_zones": [zone.name for zone in daemon.links.zones],
+            "active_requests": self._parts.gateway.active,
+            "connections": self._parts.gateway.connections,
+            "portal_suspected": self._parts.links.portal,
+            "link_zones": [zone.name for zone in self._parts.links.zones],
             "notes": [str(note) for note in daemon.loaded.notes],
         }
 
     def edges(self) -> dict[str, object]:
-        return {"edges": [asdict(view) for view in self._daemon.edges.views()]}
+        return {"edges": [asdict(view) for view in self._parts.edges.views()]}
 
     def requests(self, last: int) -> dict[str, object]:
         return {"requests": [record_fields(record) for record in self._daemon.telemetry.last(last)]}
 
     def tickets(self) -> dict[str, object]:
-        return {**asdict(self._daemon.ring.snapshot()), "h3": self._handshakes("h3"), "doq": self._handshakes("quic")}
+        return {
+            **asdict(self._parts.ring.snapshot()),
+            "h3": self._handshakes("h3"),
+            "doq": self._handshakes("quic"),
+        }
 
     def _handshakes(self, scheme: str) -> dict[str, int]:
-        quic = [found.listener for found in self._daemon.listeners.quic if found.scheme == scheme and found.listener]
+        quic = [found.listener for found in self._parts.listeners.quic if found.scheme == scheme and found.listener]
         return {
             "full": sum(listener.full_handshakes for listener in quic),
             "resumed": sum(listener.resumed_handshakes for listener in quic),
         }
 
     def resolver(self) -> dict[str, object]:
-        upstreams = [asdict(view) for view in self._daemon.upstreams.snapshot()]
-        shared = self._daemon.shared.stats() if self._daemon.shared else None
-        return {"counts": self._daemon.resolver.stats(), "upstreams": upstreams, "shared_cache": shared}
+        upstreams = [asdict(view) for view in self._parts.upstreams.snapshot()]
+        shared = self._parts.shared.stats() if self._parts.shared else None
+        return {"counts": self._parts.resolver.stats(), "upstreams": upstreams, "shared_cache": shared}
 
     async def rotate_tickets(self) -> dict[str, object]:
-        current = await self._daemon.ring.rotate()
+        current = await self._parts.ring.rotate()
         return {"current": current, **self.tickets()}
 
     def flush_resolver(self, name: str | None) -> dict[str, object]:
         try:
-            return {"flushed": self._daemon.resolver.flush(name)}
+            return {"flushed": self._parts.resolver.flush(name)}
         except ValueError as exc:
             raise Refused(400, str(exc)) from exc
 
@@ -83,21 +87,21 @@ class DaemonOperations:
         try:
             if explained:
                 return explained_fields(name, rdtype, await self._explained(name, rdtype))
-            return resolved_fields(name, rdtype, await self._daemon.resolver.resolve(name, rdtype))
+            return resolved_fields(name, rdtype, await self._parts.resolver.resolve(name, rdtype))
         except ValueError as exc:
             raise Refused(400, str(exc)) from exc
 
     async def _explained(self, name: str, rdtype: str) -> Explained:
-        return await explain_answer(self._daemon.resolver, name, rdtype, upstreams=self._daemon.upstreams)
+        return await explain_answer(self._parts.resolver, name, rdtype, upstreams=self._parts.upstreams)
 
     def cache(self) -> dict[str, object]:
-        cache, stats = self._daemon.config.resolver.cache, self._daemon.resolver.stats()
-        shared = self._daemon.shared.stats() if self._daemon.shared else None
+        cache, stats = self._daemon.config.resolver.cache, self._parts.resolver.stats()
+        shared = self._parts.shared.stats() if self._parts.shared else None
         bounds = {"entries": cache.entries, "bytes": cache.size_bytes}
         return {"counts": stats, "bounds": bounds, "shared_cache": shared}
 
     def cache_entries(self, below: str, limit: int) -> dict[str, object]:
-        resolver = self._daemon.resolver
+        resolver = self._parts.resolver
         try:
             found = list(islice(cache_entries(resolver.chain.cache, resolver.now(), below), limit + 1))
         except ValueError as exc:
@@ -112,7 +116,7 @@ class DaemonOperations:
         return "\n".join(lines) + "\n"
 
     def _edge_lines(self) -> Iterator[str]:
-        views = self._daemon.edges.views()
+        views = self._parts.edges.views()
         labels = [(("pool", view.pool), ("edge", view.id)) for view in views]
         for name, values in (
             ("active", [view.active for view in views]),
@@ -123,17 +127,17 @@ class DaemonOperations:
             yield from gauges(f"headrace_edge_{name}", "gauge", zip(labels, values, strict=True))
 
     def _own_lines(self) -> Iterator[str]:
-        daemon, tickets = self._daemon, self._daemon.ring.snapshot()
+        daemon, tickets = self._daemon, self._parts.ring.snapshot()
         yield from gauges(
             "headrace_tls_handshakes_total",
             "counter",
             [((("resumed", "no"),), tickets.full), ((("resumed", "yes"),), tickets.resumed)],
         )
-        yield from resolver_lines(daemon.resolver, daemon.upstreams, daemon.shared)
-        for name, value in daemon.resolver.stats().items():
+        yield from resolver_lines(self._parts.resolver, self._parts.upstreams, self._parts.shared)
+        for name, value in self._parts.resolver.stats().items():
             yield from gauges(f"headrace_resolver_{name}", "gauge", [((), float(value))])
-        yield from gauges("headrace_active_requests", "gauge", [((), daemon.gateway.active)])
-        yield from gauges("headrace_connections", "gauge", [((), daemon.gateway.connections)])
+        yield from gauges("headrace_active_requests", "gauge", [((), self._parts.gateway.active)])
+        yield from gauges("headrace_connections", "gauge", [((), self._parts.gateway.connections)])
         yield from gauges("headrace_log_lines_dropped_total", "counter", [((), daemon.log_lines_dropped)])
         yield from gauges("headrace_start_time_seconds", "gauge", [((), daemon.started_at)])
 
