@@ -25,11 +25,9 @@ from proxy.io.quic_codes import (
     CLOSED_CRITICAL_STREAM,
     FRAME_ERROR,
     FRAME_UNEXPECTED,
-    ID_ERROR,
     QPACK_DECODER_STREAM_ERROR,
     QPACK_DECOMPRESSION_FAILED,
     QPACK_ENCODER_STREAM_ERROR,
-    STREAM_CREATION_ERROR,
     ConnectionFault,
     StreamFault,
 )
@@ -45,6 +43,7 @@ from proxy.io.quic_control import (
 )
 from proxy.io.quic_flow import FlowConnection
 from proxy.io.quic_heads import section_size
+from proxy.io.quic_uni import CONTROL, QPACK_DECODER, QPACK_ENCODER, PeerStreams
 from proxy.io.quic_wire import (
     LONGEST_STRING,
     SETTING_BLOCKED,
@@ -59,8 +58,6 @@ from proxy.io.quic_wire import (
 )
 from proxy.messages import Fields
 from proxy.secret_fields import KEYS
-
-CONTROL, PUSH, QPACK_ENCODER, QPACK_DECODER = 0x0, 0x1, 0x2, 0x3
 
 TABLE_CAPACITY = 4096
 BLOCKED_STREAMS = 16
@@ -112,16 +109,6 @@ class Reader:
         self.taken = 0  # bytes of the stream that came here
 
 
-class UniReader:
-    """Where one of the peer's unidirectional streams stands."""
-
-    __slots__ = ("rest", "role")
-
-    def __init__(self) -> None:
-        self.role = NO_FRAME
-        self.rest = b""  # of its type's integer
-
-
 class Owner(Protocol):
     """The connection, as its frames see it."""
 
@@ -148,10 +135,13 @@ class H3Frames:
         self._encoder = pylsqpack.Encoder()
         self._primed = False
         self._readers: dict[int, Reader] = {}
-        self._unis: dict[int, UniReader] = {}
-        self._peer_roles: dict[int, int] = {}  # role -> stream id, of control and QPACK streams
         self.settings: dict[int, int] | None = None
-        self._control_reader = ControlReader(self, is_client=is_client)
+        hear = {
+            CONTROL: ControlReader(self, is_client=is_client).feed,
+            QPACK_ENCODER: self._hear_encoder,
+            QPACK_DECODER: self._hear_decoder,
+        }
+        self._peer_streams = PeerStreams(hear, is_client=is_client)
         self._control = self._open_uni(CONTROL)
         quic.write(self._control, frame(SETTINGS, self._our_settings()))
         self._encoder_id = self._open_uni(QPACK_ENCODER)
@@ -237,7 +227,7 @@ class H3Frames:
     def receive(self, stream_id: int, chunk: bytes, fin: bool) -> None:
         """Bytes of any stream, in order. Raises ConnectionFault."""
         if stream_id & 2:
-            self._receive_uni(stream_id, chunk, fin)
+            self._peer_streams.receive(stream_id, chunk, fin)
             return
         reader = self._readers.get(stream_id)
         if reader is None:
@@ -248,10 +238,8 @@ class H3Frames:
         self._feed(reader, chunk, fin)
 
     def reset(self, stream_id: int) -> None:
-        """The peer reset one of its streams. Raises ConnectionFault for those that must stay (RFC 9114 6.2.1)."""
-        if stream_id in self._peer_roles.values():
-            raise ConnectionFault(CLOSED_CRITICAL_STREAM, f"critical stream {stream_id} was reset")
-        self._unis.pop(stream_id, None)
+        """The peer reset one of its streams. Raises ConnectionFault for those that must stay."""
+        self._peer_streams.reset(stream_id)
 
     def stopped(self, stream_id: int) -> None:
         """The peer sent STOP_SENDING for a stream of ours."""
@@ -391,52 +379,21 @@ class H3Frames:
             reader.sink.on_fault(fault)
         self._feed(reader, held, end)
 
-    # -- the peer's unidirectional streams -----------------------------------------------------------------------
+    # -- the peer's control and QPACK streams ---------------------------------------------------------------------
 
-    def _receive_uni(self, stream_id: int, chunk: bytes, fin: bool) -> None:
-        reader = self._unis.get(stream_id)
-        if reader is None:
-            reader = self._unis[stream_id] = UniReader()
-        if reader.role == NO_FRAME:
-            chunk = reader.rest + chunk
-            role = read_varint(chunk, 0)
-            if role is None:
-                reader.rest = chunk
-                return
-            chunk, reader.rest = chunk[role[1] :], b""
-            self._assign(stream_id, reader, role[0])
-        if fin and stream_id in self._peer_roles.values():
-            raise ConnectionFault(CLOSED_CRITICAL_STREAM, f"critical stream {stream_id} ended")
-        self._role_bytes(reader, chunk)
-        if fin:
-            del self._unis[stream_id]
+    def _hear_encoder(self, block: bytes) -> None:
+        try:
+            unblocked = self._decoder.feed_encoder(block)
+        except pylsqpack.EncoderStreamError as exc:
+            raise ConnectionFault(QPACK_ENCODER_STREAM_ERROR, "the encoder stream does not parse") from exc
+        for each in unblocked:
+            self._unblock(each)
 
-    def _assign(self, stream_id: int, reader: UniReader, role: int) -> None:
-        reader.role = role
-        if role == PUSH:
-            # We never send MAX_PUSH_ID, so a server has no push id to use; a client may not push at all.
-            raise ConnectionFault(ID_ERROR if self._is_client else STREAM_CREATION_ERROR, "a push stream")
-        if role in (CONTROL, QPACK_ENCODER, QPACK_DECODER):
-            if role in self._peer_roles:
-                raise ConnectionFault(STREAM_CREATION_ERROR, f"a second stream of type {role}")
-            self._peer_roles[role] = stream_id
-
-    def _role_bytes(self, reader: UniReader, block: bytes) -> None:
-        if reader.role == CONTROL:
-            self._control_reader.feed(block)
-        elif reader.role == QPACK_ENCODER:
-            try:
-                unblocked = self._decoder.feed_encoder(block)
-            except pylsqpack.EncoderStreamError as exc:
-                raise ConnectionFault(QPACK_ENCODER_STREAM_ERROR, "the encoder stream does not parse") from exc
-            for each in unblocked:
-                self._unblock(each)
-        elif reader.role == QPACK_DECODER:
-            try:
-                self._encoder.feed_decoder(block)
-            except pylsqpack.DecoderStreamError as exc:
-                raise ConnectionFault(QPACK_DECODER_STREAM_ERROR, "the decoder stream does not parse") from exc
-        # Any other type is unknown and its bytes are dropped (RFC 9114 6.2).
+    def _hear_decoder(self, block: bytes) -> None:
+        try:
+            self._encoder.feed_decoder(block)
+        except pylsqpack.DecoderStreamError as exc:
+            raise ConnectionFault(QPACK_DECODER_STREAM_ERROR, "the decoder stream does not parse") from exc
 
     def take_settings(self, settings: dict[int, int]) -> None:
         """The peer's SETTINGS came."""

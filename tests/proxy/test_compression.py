@@ -10,7 +10,9 @@ import pytest
 from proxy import h2_frames as wire
 from proxy.hpack import Encoder
 from proxy.io.quic_codes import ConnectionFault
-from proxy.io.quic_h3 import CONTROL, QPACK_DECODER, QPACK_ENCODER, SETTINGS, H3Frames
+from proxy.io.quic_control import SETTINGS
+from proxy.io.quic_h3 import H3Frames
+from proxy.io.quic_uni import CONTROL, QPACK_DECODER, QPACK_ENCODER
 from proxy.io.quic_wire import frame, read_varint
 from proxy.messages import Fields, NeverIndexed, RequestHead
 from proxy.secret_fields import may_be_indexed

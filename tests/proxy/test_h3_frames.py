@@ -194,7 +194,15 @@ def test_unknown_unidirectional_streams_are_dropped_as_they_come() -> None:
     for _ in range(100):
         h3.receive(11, b"\x40\x54" + bytes(1000), fin=False)
     h3.receive(11, b"", fin=True)
-    assert h3._unis == {}
+    assert len(h3._peer_streams) == 0
+
+
+@pytest.mark.parametrize("said", [b"", b"\x40"], ids=["nothing", "half a type"])
+def test_streams_that_end_before_they_say_their_type_leave_nothing_behind(said: bytes) -> None:
+    h3, _ = frames()
+    for index in range(100):
+        h3.receive(15 + 4 * index, said, fin=True)
+    assert len(h3._peer_streams) == 0
 
 
 @pytest.mark.parametrize("stream_id", [3, 7])
