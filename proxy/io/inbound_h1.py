@@ -138,6 +138,13 @@ class H1ServerConnection(asyncio.Protocol):
         if self._phase is Phase.TUNNEL and leg is not None:
             leg.receiver.on_end()
             return not self._fin_sent
+        if self._phase is Phase.HEAD and self._served and self._buffer:  # pipelined requests, not looked at yet
+            self._loop.call_soon(self._resume_head)
+            return True
+        return self._after_fin(leg)
+
+    def _after_fin(self, leg: H1ClientLeg | None) -> bool:
+        """No byte comes any more: a request that is whole is answered, one that is not will never be. True: answered."""
         if self._phase is Phase.BODY and leg is not None:
             self._leg = None
             leg.receiver.on_abort(
@@ -179,12 +186,14 @@ class H1ServerConnection(asyncio.Protocol):
         if self._searched == 0:
             self._buffer = self._buffer.lstrip(b"\r\n")  # RFC 9112 2.2: an empty line before a request is ignored
             if not self._buffer:
+                self._await_more()
                 return
             self._set_deadline(self.limits.header_timeout_s)
         try:
             end = head_end(self._buffer, self._searched, self.limits.max_header_bytes)
             if end < 0:
                 self._searched = len(self._buffer)
+                self._await_more()
                 return
             raw, rest = self._buffer[:end], self._buffer[end:]
             head, framing = parse_request(raw, self.origin.scheme)
@@ -195,6 +204,11 @@ class H1ServerConnection(asyncio.Protocol):
         if self._served and framing.keep_alive:
             self._make_known(raw, head)
         self._begin(head, framing)
+
+    def _await_more(self) -> None:
+        """The buffer holds no whole head. After a FIN nothing can complete it: what was whole has been answered."""
+        if self._eof:
+            self._linger()
 
     def _make_known(self, raw: bytes, head: RequestHead) -> None:
         """Twice the same shape, and the next will not be read. The first head of a connection is not looked at: most
@@ -263,6 +277,8 @@ class H1ServerConnection(asyncio.Protocol):
             self._keep_for_later(b"")
             if not head.protocol:
                 leg.receiver.on_end()
+        if self._eof and self._leg is leg:  # pipelined before the FIN
+            self._after_fin(leg)
 
     def _on_body(self, chunk: bytes, start: int) -> None:
         leg, reader = self._leg, self._reader
@@ -314,7 +330,7 @@ class H1ServerConnection(asyncio.Protocol):
         if self._leg is not leg:
             return
         self._leg = self._reader = None
-        if not keep_alive or self._draining or self._eof or not self._request_whole:
+        if not keep_alive or self.closing or not self._request_whole:
             self._linger()
         else:
             self._await_next()
@@ -388,7 +404,8 @@ class H1ServerConnection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        return self._draining or self._eof
+        """Whether no request follows. After a FIN those that were pipelined before it do (RFC 9112 9.3.2)."""
+        return self._draining or (self._eof and not self._buffer)
 
     # ---------------------------------------------------------------- ends
 

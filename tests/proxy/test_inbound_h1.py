@@ -165,6 +165,36 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
             assert await client.exactly(len(body)) == body
 
 
+@pytest.mark.parametrize("when", ["at once", "while the first is answered"])
+async def test_requests_pipelined_before_a_fin_are_answered(when: str) -> None:
+    service = ByHand()
+    async with served(service) as client:
+        client.send(POST + b"body" + GET + POST + b"last" + b"GET /cut HTTP/1.1\r\nHo")
+        if when == "at once":
+            client.writer.write_eof()
+        first = await service.arrived()
+        if when != "at once":
+            client.writer.write_eof()
+        first.answer(b"first")
+        for body in (b"second", b"third"):
+            (await service.arrived()).answer(body)
+        rest = await client.rest()
+        assert [rest.count(body) for body in (b"first", b"second", b"third")] == [1, 1, 1]
+        assert rest.count(b"HTTP/1.1 200") == 3
+        assert not service.connections
+
+
+async def test_a_pipelined_request_that_a_fin_cut_is_a_cancel() -> None:
+    service = ByHand()
+    async with served(service) as client:
+        client.send(GET + POST + b"bo")
+        client.writer.write_eof()
+        (await service.arrived()).answer(b"whole")
+        cut = await service.arrived()
+        await cut.until("abort")
+        assert "end" not in cut.words
+
+
 async def test_a_broken_body_is_400_and_the_end_of_the_connection() -> None:
     service = ByHand()
     async with served(service) as client:
@@ -352,7 +382,7 @@ async def test_a_half_close_that_came_before_the_tunnel_stood_is_said_when_it_st
         await exchange.until("end")  # of the request
         exchange.heard.clear()
         (connection,) = service.connections
-        await until(lambda: connection.closing)  # type: ignore[attr-defined]
+        await until(lambda: connection._eof)  # type: ignore[attr-defined]
         exchange.leg.head(ResponseHead(200, [], length=0, no_body=True))
         await exchange.until("end")
         assert exchange.body == b"early bytes"
