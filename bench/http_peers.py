@@ -28,7 +28,7 @@ NGINX = """
 daemon off; pid {folder}/pid; error_log {folder}/error.log error; worker_processes 1;
 events {{ worker_connections 2048; }}
 http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  access_log off; client_max_body_size 0; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   keepalive_requests 10000000;
   {rest}
@@ -46,9 +46,10 @@ def origin(stack: ExitStack) -> int:
     return port
 
 
-def nginx(stack: ExitStack, upstream: int) -> tuple[Server, int]:
+def nginx(stack: ExitStack, upstream: int, buffers: str = "") -> tuple[Server, int]:
     server, port = stack.enter_context(Server("nginx")), free_port()
     rest = f"""
+      {buffers}
       upstream o {{ server 127.0.0.1:{upstream}; keepalive 128; keepalive_requests 10000000; }}
       server {{ listen 127.0.0.1:{port}; location / {{
         proxy_pass http://o; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
@@ -56,6 +57,14 @@ def nginx(stack: ExitStack, upstream: int) -> tuple[Server, int]:
     file = server.write("nginx.conf", NGINX.format(folder=server.folder, rest=rest))
     server.start(["nginx", "-c", file, "-e", str(server.folder / "error.log")], port)
     return server, port
+
+
+def nginx_wide(stack: ExitStack, upstream: int) -> tuple[Server, int]:
+    """With buffers of the size that ours are: its own of 8 and 16 KiB cost it a system call each."""
+    buffers = (
+        "client_body_buffer_size 256k; proxy_buffer_size 256k; proxy_buffers 4 256k; proxy_busy_buffers_size 512k;"
+    )
+    return nginx(stack, upstream, buffers)
 
 
 def haproxy(stack: ExitStack, upstream: int) -> tuple[Server, int]:
@@ -188,6 +197,9 @@ litellm_settings: {{telemetry: false, num_retries: 0}}
 PROXIES: dict[str, Make] = {"nginx": nginx, "haproxy": haproxy, "caddy": caddy, "headrace": headrace}
 """Servers that pass bytes on, whatever they are."""
 
+WIDE: dict[str, Make] = {"nginx-256k": nginx_wide}
+"""For large bodies, beside those with their own buffers."""
+
 APPLICATIONS: dict[str, Make] = {"hypercorn+httpx": asgi, "litellm": litellm}
 """Proxies written as applications; LiteLLM wants chat completions."""
 
@@ -199,5 +211,5 @@ def installed(makes: Mapping[str, Make]) -> tuple[dict[str, Make], list[str]]:
         "hypercorn+httpx": (PEERS / "python").exists(),
         "litellm": (PEERS / "litellm").exists(),
     }
-    found = {name: make for name, make in makes.items() if here.get(name) or shutil.which(name)}
+    found = {name: make for name, make in makes.items() if here.get(name) or shutil.which(name.partition("-")[0])}
     return found, [f"left out, not installed: {name}" for name in makes if name not in found]
