@@ -142,6 +142,7 @@ async def test_hundreds_that_wait_for_one_connection_are_served_in_their_order(c
         await asyncio.gather(*(one(number) for number in range(900)))
         assert asked == list(range(900))
     listener.close()
+    await eventually(lambda: not service.connections)
 
 
 @needs_nginx

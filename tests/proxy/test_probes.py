@@ -51,6 +51,7 @@ async def test_without_a_path_a_probe_connects_and_says_nothing() -> None:
 async def test_tcp_and_tls_are_timed_apart(authority: Authority) -> None:
     async with edge_peer(tls=authority.server_context()) as peer:
         result = await probe(secure(peer, authority))
+        await peer.until(lambda: peer.accepted == 1)
     assert result.ok and result.rtt_s and result.tls_s
 
 
@@ -61,6 +62,7 @@ async def test_what_an_edge_delays_in_tls_is_no_part_of_the_round_trip(authority
         started = time.monotonic()
         result = await probe(secure(peer, authority))
         took = time.monotonic() - started
+        await peer.until(lambda: peer.accepted == 1)
     assert result.rtt_s and result.tls_s and result.tls_s >= 0.2
     assert result.rtt_s <= took - result.tls_s
 
