@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from proxy.h1 import MEMO_LINES, SPECIAL, Framing, HeadError, read_field_line, write_field_lines
-from proxy.messages import Fields, RequestHead, ResponseHead
+from proxy.h1 import MEMO_LINES, Framing, HeadError, read_field_line, write_field_lines
+from proxy.messages import NOT_IN_TRAILERS, Fields, RequestHead, ResponseHead
 
 CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 SHORT_SIZE = re.compile(rb"[0-9A-Fa-f]{1,6}")
@@ -164,7 +164,7 @@ class ChunkedReader:
             if self._trailer_bytes > MAX_TRAILERS:
                 raise HeadError(f"trailers of more than {MAX_TRAILERS} bytes")
             field = read_field_line(line)
-            if field[0] not in SPECIAL:  # framing and routing fields have no business here (RFC 9110 6.5.1)
+            if field[0] not in NOT_IN_TRAILERS:
                 self.trailers.append(field)
         else:
             self.done = True

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 
 from proxy.h2_errors import Code, H2StreamError
-from proxy.messages import Fields, RequestHead, ResponseHead
+from proxy.messages import NOT_IN_TRAILERS, Fields, RequestHead, ResponseHead, without
 from proxy.secret_fields import SECRET
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
@@ -255,8 +255,8 @@ def read_response(fields: Fields, *, method: bytes, ended: bool, tunnel: bool) -
 
 
 def read_trailers(fields: Fields) -> Fields:
-    """Trailers as they are; a pseudo-field among them is malformed (RFC 9113 8.1)."""
-    return _Rest(fields, 0).fields
+    """Trailers that may go on; a pseudo-field among them is malformed (RFC 9113 8.1)."""
+    return without(_Rest(fields, 0).fields, NOT_IN_TRAILERS)
 
 
 def _lower_name(name: bytes) -> bytes:
@@ -285,10 +285,6 @@ def write_fields(fields: Fields, sent: Fields) -> Fields:
     return sent
 
 
-def _without(fields: Fields, unwanted: frozenset[bytes]) -> Fields:
-    return [field for field in fields if field[0] not in unwanted]
-
-
 _KEY = frozenset({b"sec-websocket-key"})
 _ACCEPT = frozenset({b"sec-websocket-accept"})
 _TE = frozenset({b"te"})
@@ -308,10 +304,10 @@ def write_request(head: RequestHead) -> Fields:
         sent.insert(1, (b":protocol", head.protocol))
     write_fields(head.fields, sent)
     if head.protocol:
-        sent = _without(sent, _KEY)
+        sent = without(sent, _KEY)
     te = [value for name, value in sent if name == b"te"]
     if te and te != [b"trailers"]:
-        sent = _without(sent, _TE)
+        sent = without(sent, _TE)
     return sent
 
 
@@ -320,4 +316,4 @@ def write_response(head: ResponseHead, *, tunnel: bool = False) -> Fields:
     accepted = tunnel and head.status == 101
     status = 200 if accepted else head.status
     sent = write_fields(head.fields, [_STATUS_FIELDS.get(status) or (b":status", b"%d" % status)])
-    return _without(sent, _ACCEPT) if accepted else sent
+    return without(sent, _ACCEPT) if accepted else sent

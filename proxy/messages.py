@@ -103,6 +103,14 @@ def without(fields: Fields, names: frozenset[bytes]) -> Fields:
     return [field for field in fields if field[0] not in names]
 
 
+NOT_IN_TRAILERS = frozenset({
+    b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding",
+    b"upgrade",
+})  # fmt: skip
+"""Framing, routing and hop-by-hop fields have no business in trailers (RFC 9110 6.5.1): every rim leaves them out, for the
+next hop may merge trailers into the head."""
+
+
 def get_field(fields: Fields, name: bytes) -> bytes | None:
     """The first value of the field `name` (in lower case), or None."""
     for key, value in fields:

@@ -12,7 +12,7 @@ import re
 
 from proxy.h2_heads import CONNECTION_SPECIFIC
 from proxy.io.quic_codes import MESSAGE_ERROR, StreamFault
-from proxy.messages import Fields, NeverIndexed, RequestHead, ResponseHead
+from proxy.messages import NOT_IN_TRAILERS, Fields, NeverIndexed, RequestHead, ResponseHead, without
 from proxy.secret_fields import SECRET
 
 NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
@@ -149,8 +149,8 @@ def response_head(section: Fields, *, method: bytes, websocket: bool = False) ->
 
 
 def trailer_fields(section: Fields) -> Fields:
-    """Checked trailers; raises StreamFault for a pseudo-field."""
-    return _split(section, frozenset())[1]
+    """Trailers that may go on; raises StreamFault for a pseudo-field."""
+    return without(_split(section, frozenset())[1], NOT_IN_TRAILERS)
 
 
 def _outgoing(fields: Fields) -> Fields:
