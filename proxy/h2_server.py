@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from proxy import errors
 from proxy.h2 import ENDED, RESET_BY_US, Connection
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError, abort_by_client, code_for_client
 from proxy.h2_frames import (
@@ -294,13 +295,9 @@ class ServerConnection(Connection):
 
     def _answer(self, stream_id: int, ended: bool, status: int, text: str) -> None:
         """A whole answer to a request that nobody above can be shown."""
-        body = text.encode() + b"\n"
+        head, body = errors.own_answer(status, text, code="bad_request")
         fits = len(body) <= min(self.sender.window, self.sender.stream_window)
-        fields = [
-            (b":status", b"%d" % status),
-            (b"content-type", b"text/plain"),
-            (b"content-length", b"%d" % len(body)),
-        ]
+        fields = write_response(head)
         self.sender.block(stream_id, fields if fits else fields[:1], end=not fits)
         if fits:
             self.sender.window -= len(body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from proxy.h2_errors import Code
@@ -298,7 +300,8 @@ def test_a_head_over_the_limit_is_431_with_a_text_that_names_the_limit() -> None
     served.say(headers(1, [*GET, (b"x", b"y" * 1000)], end=True))
     head, text = served.heard()
     assert head.value[0] == (b":status", b"431")
-    assert b"1000 bytes" in text.value and text.end
+    assert (b"content-type", b"application/json") in head.value and text.end
+    assert "1000 bytes" in json.loads(text.value)["error"]["message"]
     served.ask(3)
     assert len(served.requests) == 1
 
@@ -386,7 +389,9 @@ def test_a_refused_websocket_ends_like_any_answer() -> None:
 def test_a_protocol_that_nobody_speaks_is_501() -> None:
     served = Served()
     served.say(headers(1, [(n, b"webtransport" if n == b":protocol" else v) for n, v in CONNECT]))
-    assert served.heard()[0].value[0] == (b":status", b"501")
+    head, text = served.heard()[:2]
+    assert head.value[0] == (b":status", b"501")
+    assert json.loads(text.value)["error"]["code"] == "bad_request"
     assert not served.requests
 
 
