@@ -48,18 +48,25 @@ def is_loop(fields: Fields) -> bool:
     return sum(value.count(VIA_NAME) for name, value in fields if name == b"via") >= MAX_VIA_HOPS
 
 
-def request_fields(head: RequestHead, *, peer: str, trusted: bool, version: str, edge_fields: Fields) -> Fields:
-    """The fields to send to an edge. `edge_fields`: lower-case names; they replace what the client sent by that name."""
-    dropped = PROXY_ONLY if trusted else FORWARDING | PROXY_ONLY
+def request_fields(
+    head: RequestHead, *, peer: str, scheme: bytes, trusted: tuple[Network, ...], version: str, edge_fields: Fields
+) -> Fields:
+    """The fields to send to an edge. `edge_fields`: lower-case names; they replace what the client sent by that name.
+
+    `scheme`: of the listener. The client's own word (h2's `:scheme`, an absolute target) is no better than a forwarding
+    field of its making.
+    """
+    believed = is_trusted(peer, trusted)
+    dropped = PROXY_ONLY if believed else FORWARDING | PROXY_ONLY
     if edge_fields:
         dropped = dropped.union(name for name, _ in edge_fields)
     fields = without(head.fields, dropped)
-    if trusted:
-        _join_forwarding(fields, peer, head)
+    if believed:
+        fields = _join_forwarding(fields, peer, scheme, trusted, head)
     else:
         fields += (
             (b"x-forwarded-for", peer.encode()),
-            (b"x-forwarded-proto", head.scheme),
+            (b"x-forwarded-proto", scheme),
             (b"x-forwarded-host", head.authority),
         )
     fields.append((b"via", VIA[version]))
@@ -67,19 +74,51 @@ def request_fields(head: RequestHead, *, peer: str, trusted: bool, version: str,
     return fields
 
 
-def _join_forwarding(fields: Fields, peer: str, head: RequestHead) -> None:
-    """A trusted peer's account is kept, and the peer itself is added to it."""
-    for i, (name, value) in enumerate(fields):
-        if name == b"x-forwarded-for":
-            fields[i] = (name, value + b", " + peer.encode())
-            break
-    else:
-        fields.append((b"x-forwarded-for", peer.encode()))
+def _join_forwarding(
+    fields: Fields, peer: str, scheme: bytes, trusted: tuple[Network, ...], head: RequestHead
+) -> Fields:
+    """A trusted peer's account is kept as far as trusted peers gave it, and the peer itself is added to it."""
+    chain = [*_believed_chain(fields, trusted), peer.encode()]
+    fields = [field for field in fields if field[0] != b"x-forwarded-for"]
+    fields.append((b"x-forwarded-for", b", ".join(chain)))
     present = {name for name, _ in fields}
     if b"x-forwarded-proto" not in present:
-        fields.append((b"x-forwarded-proto", head.scheme))
+        fields.append((b"x-forwarded-proto", scheme))
     if b"x-forwarded-host" not in present:
         fields.append((b"x-forwarded-host", head.authority))
+    return fields
+
+
+def _believed_chain(fields: Fields, trusted: tuple[Network, ...]) -> list[bytes]:
+    """The end of X-Forwarded-For that trusted peers wrote: from the first address, counted from the right, that is not one
+    of theirs. What stands left of it is what that client claimed (RFC 7239 8.1)."""
+    said = b",".join(value for name, value in fields if name == b"x-forwarded-for")
+    chain = [part for raw in said.split(b",") if (part := raw.strip(b" \t"))]
+    for at in range(len(chain) - 1, -1, -1):
+        if not is_trusted(_address(chain[at]), trusted):
+            return chain[at:]
+    return chain
+
+
+def _address(word: bytes) -> str:
+    """The address in an element of X-Forwarded-For, with or without a port; "" for `unknown` or an obfuscated name."""
+    text = word.decode("latin-1")
+    if text[:1] == "[":
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        return ""
+
+
+def client_of(peer: str, fields: Fields, trusted: tuple[Network, ...]) -> str:
+    """The address of whoever asks: the peer, or behind trusted proxies the one that they speak for."""
+    if not is_trusted(peer, trusted):
+        return peer
+    chain = _believed_chain(fields, trusted)
+    return (_address(chain[0]) if chain else "") or peer
 
 
 LENGTH = frozenset({b"content-length"})

@@ -432,11 +432,11 @@ def request_for_edge(
     relay: Relay, head: RequestHead, origin: Origin, pool: PoolState, edge: EdgeState, target: bytes
 ) -> RequestHead:
     """A client's head as `edge` shall see it."""
-    trusted = relay.trusted
     fields = headers.request_fields(
         head,
         peer=origin.peer,
-        trusted=bool(trusted) and headers.is_trusted(origin.peer, trusted),
+        scheme=origin.scheme,
+        trusted=relay.trusted,
         version=origin.version,
         edge_fields=edge.header_fields,
     )

@@ -224,7 +224,8 @@ class Gateway:
                 leg, ResponseHead(reply.status, list(reply.fields), length=len(reply.body), no_body=no_body), reply.body
             )
 
-        self._doh.respond(head.method, head.target, head.get(b"content-type"), body, done, origin.peer)
+        client = headers.client_of(origin.peer, head.fields, self.relay.trusted)
+        self._doh.respond(head.method, head.target, head.get(b"content-type"), body, done, client)
 
     def _refuse(self, leg: Leg, head: RequestHead, refusal: Refusal) -> None:
         dialect = errors.dialect_of(head.target)

@@ -15,21 +15,23 @@ from headrace.lab.daemon import Daemon
 from headrace.lab.settings import DaemonPorts
 
 
-def configured(folder: Path, ports: DaemonPorts, resolver: str) -> Daemon:
+def configured(folder: Path, ports: DaemonPorts, resolver: str, proxy: str = "") -> Daemon:
     file = folder / "headrace.toml"
     file.write_text(
         f'state_dir = "{folder / "state"}"\nlog = {{ level = "info", format = "json" }}\n'
         f'[resolver]\nlisten = ["udp://127.0.0.1:{ports.dns}"]\nupstream = []\nhosts_files = []\n{resolver}\n'
-        f'[proxy]\nlisten = ["https://127.0.0.1:{ports.https}", "h3://127.0.0.1:{ports.https}"]\n'
+        f'[proxy]\nlisten = ["https://127.0.0.1:{ports.https}", "h3://127.0.0.1:{ports.https}"]\n{proxy}\n'
         f'[admin]\nlisten = "http://127.0.0.1:{ports.admin}"\n'
     )
     return Daemon(file, folder / "state", ports)
 
 
-async def asked(daemon: Daemon, version: str, *, post: bool = False) -> dns.message.Message:
+async def asked(
+    daemon: Daemon, version: str, *, post: bool = False, fields: dict[str, str] | None = None
+) -> dns.message.Message:
     wire = dns.message.make_query("localhost", "A", id=0, use_edns=0).to_wire()
     encoded = base64.urlsafe_b64encode(wire).rstrip(b"=").decode()
-    request = Request("GET", f"/dns-query?dns={encoded}")
+    request = Request("GET", f"/dns-query?dns={encoded}", b"", fields or {})
     if post:
         request = Request("POST", "/dns-query", wire, {"content-type": "application/dns-message"})
     said = await ask(version, daemon.target(), request)
@@ -44,6 +46,17 @@ async def test_the_query_log_names_the_client_over_each_version(tmp_path: Path) 
                 assert (await asked(daemon, version, post=post)).rcode() == dns.rcode.NOERROR
     logged = [json.loads(line) for line in daemon.log.splitlines() if '"query"' in line]
     assert [(one["transport"], one["client"]) for one in logged] == [("https", "127.0.0.1")] * 6
+
+
+@pytest.mark.parametrize(("trusted", "client"), [('["127.0.0.0/8"]', "9.9.9.9"), ("[]", "127.0.0.1")])
+async def test_who_asks_behind_a_trusted_proxy_is_whom_it_speaks_for(trusted: str, client: str, tmp_path: Path) -> None:
+    said = {"x-forwarded-for": "6.6.6.6, 9.9.9.9"}
+    ports = DaemonPorts.choose()
+    async with configured(tmp_path, ports, 'query_log = "names"', f"trusted_proxies = {trusted}") as daemon:
+        for version in VERSIONS:
+            await asked(daemon, version, fields=said)
+    logged = [json.loads(line) for line in daemon.log.splitlines() if '"query"' in line]
+    assert [one["client"] for one in logged] == [client] * 3
 
 
 @pytest.mark.parametrize("version", VERSIONS)

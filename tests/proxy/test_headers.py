@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.headers import is_loop, is_trusted, networks, request_fields, response_fields
+import pytest
+
+from proxy.headers import client_of, is_loop, is_trusted, networks, request_fields, response_fields
 from proxy.messages import Fields, RequestHead, ResponseHead
 
 SPOOFED: Fields = [
@@ -14,10 +16,15 @@ SPOOFED: Fields = [
     (b"via", b"1.1 evil.test"),
 ]
 
+TRUSTED = networks(("127.0.0.1", "10.0.0.0/8", "fd00::/8"))
+
 
 def sent(fields: Fields, *, trusted: bool = False, edge: Fields | None = None) -> Fields:
-    head = RequestHead(b"GET", b"/", b"http", b"localhost:8080", fields)
-    return request_fields(head, peer="127.0.0.1", trusted=trusted, version="h1", edge_fields=edge or [])
+    head = RequestHead(b"GET", b"/", b"ftp", b"localhost:8080", fields)
+    believed = TRUSTED if trusted else ()
+    return request_fields(
+        head, peer="127.0.0.1", scheme=b"http", trusted=believed, version="h1", edge_fields=edge or []
+    )
 
 
 def test_what_an_untrusted_peer_claims_is_replaced() -> None:
@@ -25,12 +32,38 @@ def test_what_an_untrusted_peer_claims_is_replaced() -> None:
     assert not [f for f in fields if b"6.6.6.6" in f[1] or b"evil" in f[1] or b"gopher" in f[1]]
     assert fields[0] == (b"A", b"1")
     assert dict(fields)[b"x-forwarded-for"] == b"127.0.0.1"
+    assert dict(fields)[b"x-forwarded-proto"] == b"http", "the listener's scheme, not the one that the client names"
 
 
 def test_a_trusted_peer_is_believed_and_added() -> None:
     fields = dict(sent(SPOOFED, trusted=True))
     assert fields[b"x-forwarded-for"] == b"6.6.6.6, 127.0.0.1"
     assert fields[b"x-forwarded-host"] == b"evil.test"
+
+
+@pytest.mark.parametrize(
+    ("said", "chain", "client"),
+    [
+        ([], [], "127.0.0.1"),
+        ([b"9.9.9.9"], [b"9.9.9.9"], "9.9.9.9"),
+        ([b"6.6.6.6, 9.9.9.9"], [b"9.9.9.9"], "9.9.9.9"),
+        ([b"6.6.6.6, 9.9.9.9,10.0.0.7"], [b"9.9.9.9", b"10.0.0.7"], "9.9.9.9"),
+        ([b"6.6.6.6", b"9.9.9.9", b"10.0.0.7, 10.0.0.8"], [b"9.9.9.9", b"10.0.0.7", b"10.0.0.8"], "9.9.9.9"),
+        ([b"6.6.6.6, [2001:db8::1]:443, [fd00::1]:80"], [b"[2001:db8::1]:443", b"[fd00::1]:80"], "2001:db8::1"),
+        ([b"6.6.6.6, 9.9.9.9:4711"], [b"9.9.9.9:4711"], "9.9.9.9"),
+        ([b"6.6.6.6, unknown, 10.0.0.7"], [b"unknown", b"10.0.0.7"], "127.0.0.1"),
+        ([b"10.0.0.6, 10.0.0.7"], [b"10.0.0.6", b"10.0.0.7"], "10.0.0.6"),
+        ([b", ,"], [], "127.0.0.1"),
+    ],
+)
+def test_of_a_chain_only_what_trusted_peers_wrote_is_believed(
+    said: list[bytes], chain: list[bytes], client: str
+) -> None:
+    given = [(b"x-forwarded-for", value) for value in said]
+    passed = [value for name, value in sent(given, trusted=True) if name == b"x-forwarded-for"]
+    assert passed == [b", ".join([*chain, b"127.0.0.1"])]
+    assert client_of("127.0.0.1", given, TRUSTED) == client
+    assert client_of("9.9.9.9", given, TRUSTED) == "9.9.9.9"
 
 
 def test_the_edges_own_fields_replace_the_clients() -> None:
