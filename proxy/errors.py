@@ -29,11 +29,15 @@ STATUS_OF = {
     (Stage.HEAD, Cause.CANCELLED): (502, "edge_cancelled"),
 }
 
+ALLOW = (b"allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+"""What is passed on; other methods are too, but TRACE and CONNECT."""
+
 TYPES = {
-    400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
-    413: "request_too_large", 421: "invalid_request_error", 425: "invalid_request_error", 426: "invalid_request_error",
-    429: "rate_limit_error", 431: "request_too_large", 501: "invalid_request_error", 502: "proxy_error",
-    503: "overloaded_error", 504: "timeout_error", 505: "invalid_request_error", 508: "proxy_error",
+    400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 405: "invalid_request_error",
+    408: "timeout_error", 413: "request_too_large", 414: "request_too_large", 421: "invalid_request_error",
+    425: "invalid_request_error", 426: "invalid_request_error", 429: "rate_limit_error", 431: "request_too_large",
+    501: "invalid_request_error", 502: "proxy_error", 503: "overloaded_error", 504: "timeout_error",
+    505: "invalid_request_error", 508: "proxy_error",
 }  # fmt: skip
 
 
@@ -70,6 +74,8 @@ def own_answer(
     ]
     if should_retry is not None:
         head.append((b"x-should-retry", b"true" if should_retry else b"false"))
+    if status == 405:
+        head.append(ALLOW)  # RFC 9110 15.5.6
     if retry_after_s is None and status in (429, 503):
         retry_after_s = 1
     if retry_after_s is not None:
@@ -122,6 +128,11 @@ def no_websocket(dialect: str, version: str) -> tuple[ResponseHead, bytes]:
     fields: Fields = [(b"upgrade", b"websocket")] if version == "h1" else []
     message = "the edge does not speak WebSocket on this path"
     return own_answer(426, message, code="no_websocket", dialect=dialect, fields=fields)
+
+
+def options_of_ours() -> ResponseHead:
+    """The answer to an OPTIONS that may go no further (RFC 9110 7.6.2): what is known without asking an edge."""
+    return ResponseHead(204, [ALLOW], length=0, no_body=True)
 
 
 def go_to_standby(location: bytes, dialect: str) -> tuple[ResponseHead, bytes]:

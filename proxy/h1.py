@@ -51,7 +51,7 @@ MAX_LINES = 1024
 
 
 class HeadError(Exception):
-    """A message that must not be passed on. `status`: 400, 431, 501 or 505 for a client."""
+    """A message that must not be passed on. `status`: 400, 414, 431, 501 or 505 for a client."""
 
     def __init__(self, detail: str, status: int = 400) -> None:
         super().__init__(detail)
@@ -112,12 +112,16 @@ def _bad_line(line: bytes) -> str:
 def head_end(buffer: bytes | bytearray, start: int, limit: int) -> int:
     """Offset just after the empty line that ends a head, or -1 when more bytes are needed. Raises HeadError early.
 
-    `start`: where an earlier search may go on. A head longer than `limit` bytes is 431 as soon as that is known.
+    `start`: where an earlier search may go on. A head longer than `limit` bytes is 431 as soon as that is known, 414 when
+    its first line alone is (RFC 9112 3).
     """
     end = buffer.find(b"\r\n\r\n", max(0, start - 3))
     size = len(buffer) if end < 0 else end + 4
     if size > limit:
-        raise HeadError(f"head of more than {limit} bytes", 431)
+        whole_line = buffer.find(b"\r\n", 0, limit) >= 0
+        raise HeadError(
+            f"{'head' if whole_line else 'request line'} of more than {limit} bytes", 431 if whole_line else 414
+        )
     if end < 0:
         bare = buffer.find(b"\n", start)
         # Waiting for CRLF CRLF would hang on a head made of bare LFs until the header timeout.
@@ -209,7 +213,7 @@ def parse_request(raw: bytes, scheme: bytes) -> tuple[RequestHead, Framing]:
     if target[0] != 0x2F and method != b"CONNECT":
         if target == b"*" and method != b"OPTIONS":
             raise HeadError("* is a target of OPTIONS alone (RFC 9112 3.2.4)")
-        authority, target = _origin_form(authority, target)
+        authority, target = _origin_form(authority, target, method)
     head = RequestHead(method, target, scheme, authority, fields, length)
     if b"expect" in special or b"upgrade" in special:
         _ask_more(head, special, framing)
@@ -259,7 +263,7 @@ def _authority(special: dict[bytes, bytes], framing: Framing) -> bytes:
     return authority
 
 
-def _origin_form(authority: bytes, target: bytes) -> tuple[bytes, bytes]:
+def _origin_form(authority: bytes, target: bytes, method: bytes) -> tuple[bytes, bytes]:
     if target == b"*":
         return authority, target
     scheme, separator, rest = target.partition(b"://")
@@ -269,6 +273,8 @@ def _origin_form(authority: bytes, target: bytes) -> tuple[bytes, bytes]:
     authority, path = rest[:cut], rest[cut:]
     if not authority or len(authority) > MAX_AUTHORITY or HOST.fullmatch(authority) is None:
         raise HeadError("malformed authority in the request target")
+    if not path and method == b"OPTIONS":
+        return authority, b"*"  # of the server as a whole (RFC 9112 3.2.4)
     return authority, path if path[:1] == b"/" else b"/" + path
 
 
@@ -341,8 +347,8 @@ REASONS = {
     202: b"Accepted", 204: b"No Content", 206: b"Partial Content", 301: b"Moved Permanently", 302: b"Found",
     303: b"See Other", 304: b"Not Modified", 307: b"Temporary Redirect", 308: b"Permanent Redirect", 400: b"Bad Request",
     401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout",
-    409: b"Conflict", 413: b"Content Too Large", 415: b"Unsupported Media Type", 417: b"Expectation Failed",
-    421: b"Misdirected Request", 422: b"Unprocessable Content", 425: b"Too Early", 426: b"Upgrade Required",
+    409: b"Conflict", 413: b"Content Too Large", 414: b"URI Too Long", 415: b"Unsupported Media Type",
+    417: b"Expectation Failed", 421: b"Misdirected Request", 422: b"Unprocessable Content", 425: b"Too Early", 426: b"Upgrade Required",
     429: b"Too Many Requests", 431: b"Request Header Fields Too Large", 500: b"Internal Server Error",
     501: b"Not Implemented", 502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
     505: b"HTTP Version Not Supported", 508: b"Loop Detected",

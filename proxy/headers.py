@@ -48,6 +48,20 @@ def is_loop(fields: Fields) -> bool:
     return sum(value.count(VIA_NAME) for name, value in fields if name == b"via") >= MAX_VIA_HOPS
 
 
+def is_last_hop(head: RequestHead) -> bool:
+    """Whether the client wants the answer of the first who gets this (RFC 9110 7.6.2)."""
+    return head.method == b"OPTIONS" and head.get(b"max-forwards") == b"0"
+
+
+def _one_hop_less(fields: Fields) -> Fields:
+    return [
+        (name, b"%d" % (int(value) - 1))
+        if name == b"max-forwards" and value.isdigit() and len(value) < 10
+        else (name, value)
+        for name, value in fields
+    ]
+
+
 def request_fields(
     head: RequestHead, *, peer: str, scheme: bytes, trusted: tuple[Network, ...], version: str, edge_fields: Fields
 ) -> Fields:
@@ -70,6 +84,8 @@ def request_fields(
             (b"x-forwarded-host", head.authority),
         )
     fields.append((b"via", VIA[version]))
+    if head.method == b"OPTIONS":
+        fields = _one_hop_less(fields)
     fields += edge_fields
     return fields
 

@@ -5,6 +5,7 @@ and only callers that are not another site. The order matters: the Host is judge
 learns nothing.
 
       Host is ours? --no--> 421        (DNS rebinding: localhost.attacker.test, 127.0.0.1.evil.test)
+      TRACE? --yes--> 405        (its answer repeats the request, and with it the keys that an edge's configuration adds)
       passed us too often? --yes--> 508        (Via, RFC 9110 7.6.3)
       Origin is ours or listed? --no--> 403        (cross-site POST, preflight; CORS is closed by default)
       virtual host of a pool --> that pool, path unchanged
@@ -26,7 +27,7 @@ from proxy import headers
 from proxy.messages import NAME, RequestHead
 
 JUDGED_FIELDS = frozenset({b"origin", b"sec-fetch-site", b"via"})
-SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
+SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Refusal:
 
 
 NO_HOST = Refusal(400, "host_missing", "the request has no Host")
+TRACE = Refusal(405, "trace_refused", "TRACE is not served here: its answer would repeat credentials (RFC 9110 9.3.8)")
 LOOP = Refusal(508, "loop", "the request came through this proxy too often")
 FOREIGN_ORIGIN = Refusal(
     403, "origin_refused", "requests from other sites are refused; list the origin in proxy.allowed_origins"
@@ -124,6 +126,8 @@ class RouteTable:
         host = host_of(head.authority)
         if host not in self._hosts and not self.is_own(host):
             return Refusal(421, "host_refused", "this Host is not served here; add it to a pool's hosts")
+        if head.method == b"TRACE":
+            return TRACE
         # Few requests carry any of them, so they are looked for in one pass.
         if JUDGED_FIELDS.isdisjoint(map(NAME, head.fields)):
             return None

@@ -445,7 +445,7 @@ def request_for_edge(
     if pool.priorities is not None:
         pool.priorities.add_to(fields, target)
     place = edge.place
-    if place.base_path:
+    if place.base_path and target != b"*":
         target = place.base_path + target
     return RequestHead(
         head.method, target, place.scheme, place.authority, fields, head.length, head.protocol, head.expect_continue

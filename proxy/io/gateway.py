@@ -163,6 +163,9 @@ class Gateway:
         route = self._table.route(head)
         if isinstance(route, Route):
             refusal = self._refusal(head, origin)
+            if refusal is None and headers.is_last_hop(head):
+                LocalAnswer.refuse(leg, errors.options_of_ours(), b"")
+                return
             if refusal is None:
                 self.relay.begin(leg, head, origin, self._edges.pool(route.pool), route.target)
                 return
@@ -181,7 +184,7 @@ class Gateway:
         if head.target.startswith(self._own_paths) or not self.lane.is_open:
             return None
         route = self._table.route(head)
-        if not isinstance(route, Route) or self._refusal(head, origin) is not None:
+        if not isinstance(route, Route) or self._refusal(head, origin) is not None or headers.is_last_hop(head):
             return None
         return known_request(head, origin, self.lane, self._edges.pool(route.pool), route.target)
 

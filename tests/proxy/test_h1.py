@@ -43,6 +43,13 @@ def test_an_absolute_target_gives_the_authority() -> None:
     assert (head.authority, head.target) == (b"real.test", b"/?q")
 
 
+def test_options_for_a_url_without_path_asks_about_the_server() -> None:
+    head, _ = parse_request(request("OPTIONS http://real.test:80 HTTP/1.1", "Host: other.test"), b"http")
+    assert (head.authority, head.target) == (b"real.test:80", b"*")
+    head, _ = parse_request(request("OPTIONS http://real.test/ HTTP/1.1", "Host: other.test"), b"http")
+    assert head.target == b"/"
+
+
 @pytest.mark.parametrize(
     ("line", "keep_alive"),
     [("HTTP/1.1", True), ("HTTP/1.0", False)],
@@ -128,6 +135,9 @@ def test_a_head_of_too_many_lines_is_431(line: bytes) -> None:
     with pytest.raises(HeadError) as refused:
         parse_request(head + b"".join(line % n for n in range(MAX_LINES)) + b"\r\n", b"http")
     assert refused.value.status == 431
+    with pytest.raises(HeadError) as refused:
+        head_end(b"GET /" + b"v" * 100, 0, 64)
+    assert refused.value.status == 414
 
 
 def test_known_odd_and_deciding_lines_keep_their_order_however_they_are_mixed() -> None:

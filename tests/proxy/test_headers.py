@@ -71,6 +71,15 @@ def test_the_edges_own_fields_replace_the_clients() -> None:
     assert [v for n, v in fields if n.lower() == b"authorization"] == [b"edge"]
 
 
+@pytest.mark.parametrize(("said", "sent_on"), [(b"5", b"4"), (b"1", b"0"), (b"x", b"x"), (b"9" * 40, b"9" * 40)])
+def test_only_options_counts_its_hops(said: bytes, sent_on: bytes) -> None:
+    given = [(b"max-forwards", said)]
+    for method, wanted in ((b"OPTIONS", sent_on), (b"GET", said)):
+        head = RequestHead(method, b"/", b"http", b"h", given)
+        fields = request_fields(head, peer="", scheme=b"http", trusted=(), version="h1", edge_fields=[])
+        assert dict(fields)[b"max-forwards"] == wanted
+
+
 def test_credentials_for_a_proxy_go_no_further() -> None:
     assert b"proxy-authorization" not in dict(sent([(b"proxy-authorization", b"Basic x")]))
 

@@ -200,6 +200,31 @@ async def test_a_head_request_has_no_body_and_the_next_one_is_in_step(down: str,
         assert again.body == b"in step"
 
 
+async def test_options_goes_as_many_hops_as_it_may_and_trace_none(down: str, up: str, ca: ThrowAwayCa) -> None:
+    async with matrix(ca) as made:
+        client = await made.client(down)
+
+        def ask(method: bytes, hops: bytes) -> Heard:
+            head = RequestHead(method, b"/x", b"", b"", [(b"max-forwards", hops)], length=0)
+            leg, heard = made.ask(client, up, head)
+            leg.end()
+            return heard
+
+        heard = ask(b"OPTIONS", b"3")
+        exchange = await made.origin.arrived()
+        assert exchange.head.get(b"max-forwards") == b"2"
+        exchange.answer(b"edge")
+        await heard.until("end")
+        for method, hops, status in ((b"OPTIONS", b"0", 204), (b"TRACE", b"3", 405), (b"TRACE", b"0", 405)):
+            for _ in range(3):  # the same head again may go the short way
+                heard = ask(method, hops)
+                await heard.until("end")
+                (answer,) = (value for word, value in heard.heard if word == "head")
+                assert answer.status == status
+                assert b"POST" in (answer.get(b"allow") or b"")
+        assert made.origin.exchanges.empty()
+
+
 async def test_fifty_requests_share_few_connections(down: str, up: str, ca: ThrowAwayCa) -> None:
     async with matrix(ca) as made:
         made.origin.on_exchange = lambda exchange: exchange.answer(exchange.head.target)

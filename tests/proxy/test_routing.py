@@ -6,7 +6,7 @@ import pytest
 
 from config.model import Edge, Pool
 from proxy.messages import Fields, RequestHead
-from proxy.routing import Refusal, Route, RouteTable, host_of
+from proxy.routing import TRACE, Refusal, Route, RouteTable, host_of
 
 EDGE = Edge(id="e", scheme="https", host="api.test", port=443)
 POOLS = (
@@ -43,6 +43,10 @@ def test_the_longest_prefix_wins_and_is_stripped_once(sent: str, pool: str, want
 
 def test_a_virtual_host_keeps_every_path() -> None:
     assert get("/openai/x", host="OpenAI.localhost:1") == Route("openai", b"/openai/x")
+
+
+def test_trace_is_refused_everywhere() -> None:
+    assert [get("/openai/x", method="TRACE"), get("/", host="openai.localhost", method="TRACE")] == [TRACE, TRACE]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "[::1]:8080", "127.0.0.9", "work.test", "LOCALHOST."])
