@@ -348,10 +348,10 @@ REASONS = {
     303: b"See Other", 304: b"Not Modified", 307: b"Temporary Redirect", 308: b"Permanent Redirect", 400: b"Bad Request",
     401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed", 408: b"Request Timeout",
     409: b"Conflict", 413: b"Content Too Large", 414: b"URI Too Long", 415: b"Unsupported Media Type",
-    417: b"Expectation Failed", 421: b"Misdirected Request", 422: b"Unprocessable Content", 425: b"Too Early", 426: b"Upgrade Required",
-    429: b"Too Many Requests", 431: b"Request Header Fields Too Large", 500: b"Internal Server Error",
-    501: b"Not Implemented", 502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
-    505: b"HTTP Version Not Supported", 508: b"Loop Detected",
+    417: b"Expectation Failed", 421: b"Misdirected Request", 422: b"Unprocessable Content", 425: b"Too Early",
+    426: b"Upgrade Required", 429: b"Too Many Requests", 431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error", 501: b"Not Implemented", 502: b"Bad Gateway", 503: b"Service Unavailable",
+    504: b"Gateway Timeout", 505: b"HTTP Version Not Supported", 508: b"Loop Detected",
 }  # fmt: skip
 
 EXPECTS_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
