@@ -8,7 +8,7 @@ owe, plus its own window. Sending is bounded by `unsent()`, which the legs compa
 Further changes: the number of streams a peer may have, tokens that let a successor reset what it does not know
 (RFC 9000 10.3), the name that a TLS handshake asks for.
 
-All of this reaches into private parts of aioquic. `tests/proxy/test_h3_flow.py` names each part that is relied on and
+All of this reaches into private parts of aioquic. `tests/proxy/h3/test_h3_flow.py` names each part that is relied on and
 fails when a version moves one. Rules for editing: 1. a private name used here stands in that test; 2. no clock, no socket.
 """
 

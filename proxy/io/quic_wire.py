@@ -1,6 +1,6 @@
 """The small parts of HTTP/3 on the wire: integers, frames, settings, and the QPACK lines that we write or count ourselves.
 
-Rules for editing: 1. pure functions of bytes; 2. each has its oracle in `tests/proxy/test_h3_frames.py`.
+Rules for editing: 1. pure functions of bytes; 2. each has its oracle in `tests/proxy/h3/test_h3_frames.py`.
 """
 
 from __future__ import annotations

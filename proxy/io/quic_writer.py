@@ -10,7 +10,7 @@ The order within a packet is aioquic's own: ACK, path and connection frames, lim
 an urgent answer overtakes whatever the congestion window has not taken yet. Before the handshake is confirmed (Initial,
 Handshake and 0-RTT packets) aioquic writes.
 
-Like `quic_flow` this reaches into private parts. `tests/proxy/test_h3_flow.py` pins the text of the method that is
+Like `quic_flow` this reaches into private parts. `tests/proxy/h3/test_h3_flow.py` pins the text of the method that is
 replaced, so a new version of the library is compared by a person before it is used.
 Rules for editing: 1. whatever gives a stream something to say puts it into `_due`; 2. nothing leaves `_due` but in
 `_write_due`.

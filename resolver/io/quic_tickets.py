@@ -7,7 +7,8 @@ second copy finds no ticket, its early data is never decrypted, and it goes on a
 Where early data is off, a ticket does not offer it (RFC 8446 4.6.1), and a client that sends some on the strength of an older
 ticket is resumed without it: its packets find no key, and it sends them again after the handshake (4.2.10).
 
-aioquic asks for none of this, so `TicketedConnection` reaches into it; `tests/proxy/test_h3_flow.py` names each private part.
+aioquic asks for none of this, so `TicketedConnection` reaches into it; `tests/proxy/h3/test_h3_flow.py` names each private
+part.
 """
 
 from __future__ import annotations

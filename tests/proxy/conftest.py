@@ -11,14 +11,15 @@ import uvloop
 from headrace.lab.ca import ThrowAwayCa, issue
 
 # The h3 rims work on bare sockets, the h1 rims write to uvloop's transports directly: what both do differs between the loops.
-ON_BOTH = ("test_arrivals", "test_h3_inbound", "test_h3_outbound", "test_inbound_h1", "test_outbound_h1")
+ON_BOTH = ("test_arrivals", "test_inbound_h1", "test_outbound_h1")
+H3_ON_BOTH = ("inbound", "answers", "connections", "outbound", "outbound_streams", "outbound_ends", "dialling")
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    if item.path.stem in ON_BOTH:
+    if item.path.stem in (*ON_BOTH, *(f"test_h3_{name}" for name in H3_ON_BOTH)):
         loops["uvloop"] = uvloop.new_event_loop
     return loops
 

@@ -12,7 +12,7 @@ from headrace.lab.ca import ThrowAwayCa
 from proxy.io.outbound_quic import H3EdgeConnection, QuicSessions
 from proxy.messages import Abort, Cause, Party, Stage
 from tests.peers.qh3server import QhServer
-from tests.proxy.test_h3_outbound import dialled, head, start
+from tests.proxy.h3.exchanges import dialled, head, start
 
 OK = [(b":status", b"200")]
 

@@ -25,7 +25,7 @@ from tests.peers.edgepeer import Names, wait_for_leg
 from tests.peers.fakeleg import Recorder
 from tests.peers.ports import free_port
 from tests.peers.services import ByHand
-from tests.proxy.test_h3_outbound import Older
+from tests.proxy.h3.exchanges import Older
 
 WEBSOCKET = RequestHead(b"GET", b"/", b"https", b"localhost", [(b"sec-websocket-version", b"13")], 0, b"websocket")
 

@@ -16,8 +16,8 @@ from proxy.messages import RequestHead, ResponseHead
 from proxy.priority import Priority
 from tests.peers.h3peers import Client, Protocol, Server, make_authority
 from tests.proxy.h2_wire import Edge, settings
+from tests.proxy.h3.exchanges import dialled, start
 from tests.proxy.matrix import matrix
-from tests.proxy.test_h3_outbound import dialled, start
 
 BOTH = ("h2", "h3")
 URGENT = Priority(0, incremental=True)

@@ -9,7 +9,6 @@ import socket
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,23 +23,7 @@ from proxy.io.outbound_quic import QuicSessions, dial_quic
 from proxy.io.rims import Limits
 from resolver.io import quic_door
 from tests.patience import no_hang, soon
-from tests.peers.h3peers import Client, Gateway, listening, make_authority, say
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    directory: Path = tmp_path_factory.mktemp("tls")
-    return make_authority(directory)
-
-
-@pytest.fixture
-def ca(files: tuple[str, str]) -> str:
-    return files[0]
-
-
-@pytest.fixture
-def pem(files: tuple[str, str]) -> str:
-    return files[1]
+from tests.peers.h3peers import Client, Gateway, listening, say
 
 
 class Stranger(asyncio.DatagramProtocol):
