@@ -24,6 +24,7 @@ from proxy.io.inbound_tcp import TcpListener, bind, listen_tcp
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.io.tls import TlsIdentity
 from proxy.messages import Leg, RequestHead
+from resolver.io.quic_bind import bind_quic
 
 if TYPE_CHECKING:
     from proxy.io.gateway import Gateway
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 HTTP_ALPN = ["h2", "http/1.1"]
 DOT_ALPN = ["dot"]
-QUIC_BUFFER = 4 * 1024 * 1024
 TLS_SCHEMES = ("https", "h3", "tls", "quic")
 
 logger = logging.getLogger("headrace.listeners")
@@ -141,16 +141,7 @@ class OpenQuic:
     ) -> None:
         self.scheme = listen.scheme
         self._identity, self._module, self._serve, self._tickets = identity, module, serve, tickets
-        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        try:
-            self._socket.setblocking(False)
-            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-                self._socket.setsockopt(socket.SOL_SOCKET, option, QUIC_BUFFER)
-            self._socket.bind((listen.host, listen.port))
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = bind_quic(listen)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self.listener: QuicServer | None = None
 

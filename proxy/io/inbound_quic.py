@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-
 from config.model import Listen, Tickets
 from proxy.io.quic_flow import Bounds, FlowConnection
 from proxy.io.quic_server import H3ServerConnection
 from proxy.io.quic_tls import key_bytes, server_configuration
 from proxy.io.rims import Origin, Service
+from resolver.io.quic_bind import bind_quic
 from resolver.io.quic_door import Address, QuicDoor
 from resolver.io.quic_socket import UdpSocket
 from resolver.io.quic_tickets import ServerTickets
-
-SOCKET_BUFFER = 4 * 1024 * 1024  # bytes asked of the kernel; a burst that does not fit is lost and sent again
 
 
 class QuicListener(QuicDoor[H3ServerConnection]):
@@ -69,13 +66,8 @@ async def listen_quic(
     listen: Listen, service: Service, *, cert_file: str, key_file: str, tickets: Tickets
 ) -> QuicListener:
     """Serve h3 on a UDP address; port 0 takes any, `address` says which. Raises OSError or ValueError."""
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_DGRAM)
+    sock = bind_quic(listen)
     try:
-        sock.setblocking(False)
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        sock.bind((listen.host, listen.port))
         return QuicListener(listen, service, UdpSocket(sock), cert_file, key_file, tickets)
     except BaseException:
         sock.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -11,6 +10,7 @@ from cryptography.x509 import load_pem_x509_certificates
 
 from config.model import Listen, Tickets
 from resolver.io.doq_server import DoqConnection, DoqTransport
+from resolver.io.quic_bind import bind_quic
 from resolver.io.quic_door import CID_BYTES, Address, QuicDoor
 from resolver.io.quic_socket import UdpSocket
 from resolver.io.quic_tickets import ServerTickets
@@ -21,7 +21,6 @@ IDLE_TIMEOUT_S = 30.0
 MOST_CONNECTIONS = 1024  # about 100 KiB each
 STREAM_WINDOW = 65_537  # one message and its length; aioquic doubles it once, and a second message ends the connection
 CONNECTION_WINDOW = 512 * 1024
-SOCKET_BUFFER = 1 << 20
 
 
 class DoqListener(QuicDoor[DoqConnection]):
@@ -91,23 +90,6 @@ def _configuration(cert_file: str, key_file: str) -> QuicConfiguration:
     config.certificate, config.certificate_chain = certificates[0], certificates[1:]
     config.private_key = load_pem_private_key(Path(key_file or cert_file).read_bytes(), None)
     return config
-
-
-def bind_quic(listen: Listen) -> socket.socket:
-    """The UDP socket of a listener, to be served later: datagrams wait in the kernel. Raises OSError."""
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_DGRAM)
-    try:
-        sock.setblocking(False)
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((listen.host, listen.port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def listen_doq(
