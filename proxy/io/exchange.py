@@ -25,6 +25,7 @@ from proxy.io.rims import DialMarks, Origin
 from proxy.io.sides import ClientSide, EdgeSide, Opening
 from proxy.io.switched import Switched
 from proxy.messages import NOBODY, Abort, Cause, Fields, Leg, Party, RequestHead, ResponseHead, Stage
+from proxy.redirects import for_client
 from proxy.routing import host_of, is_loopback
 from proxy.sse import Observer
 from proxy.waterfall import RequestRecord, Waterfall
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from proxy.io.relay import Relay
 
 NEVER = float("inf")
+WITH_LOCATION = frozenset({201, 300, 301, 302, 303, 305, 307, 308})
 
 
 class Exchange:
@@ -268,7 +270,15 @@ class Exchange:
         """An edge's final head as the client shall see it."""
         timing = self.waterfall.server_timing(self._describe())
         fields = headers.response_fields(head, server_timing=timing, loopback=is_loopback(host_of(self.head.authority)))
+        if head.status in WITH_LOCATION and self.edge is not None:
+            fields = for_client(fields, self.pool.config, self.edge.config, self._prefix)
         return ResponseHead(head.status, fields, head.length, head.no_body, head.reason)
+
+    @property
+    def _prefix(self) -> bytes:
+        """What was taken off the client's target: the pool's path, unless it came by one of the pool's hosts."""
+        config, host = self.pool.config, host_of(self.head.authority)
+        return b"" if host in map(str.lower, config.hosts) else config.path.encode().rstrip(b"/")
 
     def _describe(self) -> str:
         edge, marks = self.edge, self._marks

@@ -102,6 +102,8 @@ def _read_answer(raw: bytes, *, loopback: bool) -> KnownAnswer | None:
         return None  # the ordinary way says what is wrong with it
     if head.status < 200 or head.status in SECOND_LOOK or framing.chunked or head.length is None or head.no_body:
         return None
+    if head.get(b"location") is not None:  # which may have to be said otherwise to the client
+        return None
     kind = head.get(b"content-type")
     if not framing.keep_alive or (kind is not None and observer_for(kind, head.get(b"content-encoding"), float)):
         return None

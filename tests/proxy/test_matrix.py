@@ -225,6 +225,24 @@ async def test_options_goes_as_many_hops_as_it_may_and_trace_none(down: str, up:
         assert made.origin.exchanges.empty()
 
 
+@pytest.mark.parametrize("status", [201, 302])
+async def test_a_location_never_names_an_edge(down: str, up: str, status: int, ca: ThrowAwayCa) -> None:
+    async with matrix(ca) as made:
+        (edge,) = made.edges.pool(up).config.edges
+        address = f"{'https' if edge.is_tls else 'http'}://{edge.host}:{edge.port}"
+        elsewhere = f"https://{edge.host}:{edge.port + 1}/x"
+        client = await made.client(down)
+        for location, told in [(f"{address}/a?b", "/a?b"), (elsewhere, elsewhere)] * 3:
+            leg, heard = made.ask(client, up, get())
+            leg.end()
+            exchange = await made.origin.arrived()
+            exchange.leg.head(ResponseHead(status, [(b"location", location.encode())], length=0))
+            exchange.leg.end()
+            await heard.until("end")
+            answer = next(value for word, value in heard.heard if word == "head")
+            assert (answer.status, answer.get(b"location")) == (status, told.encode())
+
+
 async def test_fifty_requests_share_few_connections(down: str, up: str, ca: ThrowAwayCa) -> None:
     async with matrix(ca) as made:
         made.origin.on_exchange = lambda exchange: exchange.answer(exchange.head.target)
