@@ -283,8 +283,12 @@ async def test_head_that_waits_for_the_encoder_stream_is_delivered_when_it_comes
         assert sorted(x.head.target for x in gateway.exchanges if x.head) == [f"/{n}".encode() for n in range(6)]
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_wildcard_answers_from_the_address_that_was_asked(ca: str, pem: str, host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "asks"), [("0.0.0.0", ("127.0.0.1", "127.0.0.7")), ("::", ("::1",))], ids=["IPv4", "IPv6"]
+)
+async def test_wildcard_answers_from_the_address_that_was_asked(
+    ca: str, pem: str, host: str, asks: tuple[str, ...]
+) -> None:
     from config.model import Listen, Tickets
 
     if host == "::" and not _has_ipv6():
@@ -294,12 +298,12 @@ async def test_wildcard_answers_from_the_address_that_was_asked(ca: str, pem: st
         Listen("h3", host, 0), gateway, cert_file=pem, key_file=pem, tickets=Tickets()
     )
     try:
-        for asked in ("127.0.0.1", "127.0.0.7"):
+        for asked in asks:
             connection = await dial_quic(  # its socket is connected: it hears that address alone
                 asked, listener.address[1], server_name="localhost", ca_file=ca, timeout_s=30, sessions=QuicSessions()
             )
             connection.abandon()
-        assert len(gateway.connections) == 2
+        assert len(gateway.connections) == len(asks)
     finally:
         listener.close()
 
