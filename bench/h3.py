@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 
 from bench.h3_client import Client
-from bench.http_peers import start_headrace
+from bench.http_peers import start_caddy, start_headrace
 from bench.measure import Figures, Server, free_port, record, take_turns
 from tests.peers.authority import Authority
 
@@ -43,32 +43,9 @@ class Contestant:
 
 
 def caddy(stack: ExitStack, upstream: int, pem_file: str) -> tuple[Server, int]:
-    server, port = stack.enter_context(Server("caddy")), free_port()
-    file = server.write(
-        "Caddyfile",
-        f"""
-{{
-  admin off
-  auto_https off
-  servers {{
-    protocols h1 h2 h3
-  }}
-}}
-https://{NAME}:{port} {{
-  bind 127.0.0.1
-  tls {pem_file} {pem_file}
-  reverse_proxy 127.0.0.1:{upstream} {{
-    flush_interval -1
-    transport http {{
-      keepalive_idle_conns_per_host 128
-    }}
-  }}
-}}
-""",
-    )
-    argv = ["caddy", "run", "--config", file, "--adapter", "caddyfile"]
-    server.start(argv, port, environ={"GOMAXPROCS": "1", "HOME": str(server.folder)})
-    return server, port
+    port = free_port()
+    options, tls = "servers {\n    protocols h1 h2 h3\n  }", f"tls {pem_file} {pem_file}"
+    return start_caddy(stack, upstream, f"https://{NAME}:{port}", port, options=options, within=tls), port
 
 
 def headrace(stack: ExitStack, upstream: int, pem_file: str) -> tuple[Server, int]:

@@ -136,20 +136,22 @@ def headrace(stack: ExitStack, upstream: int) -> tuple[Server, int]:
     return start_headrace(stack, upstream, [f"http://127.0.0.1:{port}"], port, serves=serves), port
 
 
-def caddy(stack: ExitStack, upstream: int) -> tuple[Server, int]:
-    server, port = stack.enter_context(Server("caddy")), free_port()
+def start_caddy(
+    stack: ExitStack, upstream: int, sites: str, port: int, *, options: str = "", within: str = ""
+) -> Server:
+    """Caddy with one core, a pool of connections and no buffer, for `sites`; `options` of its, `within` a site."""
+    server = stack.enter_context(Server("caddy"))
     file = server.write(
         "Caddyfile",
         f"""
 {{
   admin off
   auto_https off
-  log {{
-    level ERROR
-  }}
+  {options}
 }}
-http://127.0.0.1:{port}, http://bench.localhost:{port} {{
+{sites} {{
   bind 127.0.0.1
+  {within}
   reverse_proxy 127.0.0.1:{upstream} {{
     flush_interval -1
     transport http {{
@@ -161,7 +163,13 @@ http://127.0.0.1:{port}, http://bench.localhost:{port} {{
     )
     argv = ["caddy", "run", "--config", file, "--adapter", "caddyfile"]
     server.start(argv, port, environ={"GOMAXPROCS": "1", "HOME": str(server.folder)})
-    return server, port
+    return server
+
+
+def caddy(stack: ExitStack, upstream: int) -> tuple[Server, int]:
+    port = free_port()
+    sites = f"http://127.0.0.1:{port}, http://bench.localhost:{port}"
+    return start_caddy(stack, upstream, sites, port, options="log {\n    level ERROR\n  }"), port
 
 
 def asgi(stack: ExitStack, upstream: int) -> tuple[Server, int]:
