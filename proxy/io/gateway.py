@@ -207,12 +207,19 @@ class Gateway:
         if not self._table.is_own(host_of(head.authority)) or self._table.judge(head) is not None:
             return False
         if path == self._doh_path and origin.scheme == b"https" and self._doh:
-            LocalAnswer(leg, MAX_DNS_MESSAGE, lambda body: self._answer_dns(leg, head, origin, body))
+            self._serve_dns(leg, head, origin)
             return True
         if path == b"/proxy.pac" and self._forward.enabled:
             self._forward.serve_pac(leg, head)
             return True
         return False
+
+    def _serve_dns(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
+        gathering = LocalAnswer(leg, MAX_DNS_MESSAGE, lambda body: self._answer_dns(leg, head, origin, body))
+        if head.length is not None and head.length > MAX_DNS_MESSAGE:
+            gathering.give_up()  # a client that waits for 100 is spared the body
+        elif head.expect_continue and head.length != 0:
+            leg.interim(ResponseHead(100, []))  # RFC 9110 10.1.1: nobody else will say it
 
     def _answer_dns(self, leg: Leg, head: RequestHead, origin: Origin, body: bytes | None) -> None:
         """`body` None: it was longer than a DNS message can be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -10,9 +11,10 @@ import dns.message
 import dns.rcode
 import pytest
 
-from headrace.lab.clients import VERSIONS, Request, ask
+from headrace.lab.clients import VERSIONS, Request, ask, client_context
 from headrace.lab.daemon import Daemon
 from headrace.lab.settings import DaemonPorts
+from tests.patience import no_hang
 
 
 def configured(folder: Path, ports: DaemonPorts, resolver: str, proxy: str = "") -> Daemon:
@@ -68,3 +70,26 @@ async def test_a_client_above_its_rate_is_refused_over_each_version(version: str
     assert codes[0] == dns.rcode.NOERROR and dns.rcode.REFUSED in codes
     refused = said[codes.index(dns.rcode.REFUSED)]
     assert [int(option.code) for option in refused.options] == [18]
+
+
+@pytest.mark.parametrize(("length", "heard"), [(0, b"HTTP/1.1 100 "), (70_000, b"HTTP/1.1 413 ")])
+async def test_a_client_that_waits_for_100_is_told_whether_to_go_on(length: int, heard: bytes, tmp_path: Path) -> None:
+    wire = dns.message.make_query("localhost", "A", id=0, use_edns=False).to_wire()
+    async with configured(tmp_path, DaemonPorts.choose(), "") as daemon:
+        target = daemon.target()
+        assert target.ca_file is not None
+        context = client_context(target.ca_file, "http/1.1")
+        reader, writer = await asyncio.open_connection(
+            target.address, target.port, ssl=context, server_hostname=target.server_name
+        )
+        async with no_hang():
+            size = length or len(wire)
+            writer.write(
+                b"POST /dns-query HTTP/1.1\r\nHost: %b\r\nContent-Type: application/dns-message\r\n"
+                b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (target.authority.encode(), size)
+            )
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(heard)
+            if not length:
+                writer.write(wire)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.transport.abort()
