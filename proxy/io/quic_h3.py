@@ -23,6 +23,7 @@ from aioquic.buffer import encode_uint_var
 from proxy.hpack import STABLE
 from proxy.io.quic_codes import (
     CLOSED_CRITICAL_STREAM,
+    EXCESSIVE_LOAD,
     FRAME_ERROR,
     FRAME_UNEXPECTED,
     QPACK_DECODER_STREAM_ERROR,
@@ -66,6 +67,12 @@ MAX_LINES = 1024
 bound of its own: without this 64 KiB of lines became 256 MiB of fields."""
 
 
+IDLE_FRAMES = 100
+IDLE_SHARE = 16
+"""Frames of a stream that say nothing, and what part of its bytes they may be beyond that: each is cheap to send and legal
+(RFC 9114 10.5, CVE-2019-9518). Grease is one or two."""
+
+
 class Sink(Protocol):
     """Who hears what a request stream says. May raise StreamFault from the first three."""
 
@@ -94,7 +101,7 @@ class Sink(Protocol):
 class Reader:
     """Where one request stream stands between its frames."""
 
-    __slots__ = ("blocked", "dead", "held", "held_end", "kind", "left", "rest", "sink", "stream_id", "taken")
+    __slots__ = ("blocked", "dead", "held", "held_end", "idle", "kind", "left", "rest", "sink", "stream_id", "taken")
 
     def __init__(self, stream_id: int, sink: Sink) -> None:
         self.stream_id = stream_id
@@ -107,6 +114,7 @@ class Reader:
         self.held_end = False
         self.dead = False
         self.taken = 0  # bytes of the stream that came here
+        self.idle = 0  # frames that said nothing
 
 
 class Owner(Protocol):
@@ -319,9 +327,18 @@ class H3Frames:
             raise ConnectionFault(
                 FRAME_UNEXPECTED, f"frame {reader.kind:#x} on stream {reader.stream_id} in this place"
             )
+        if reader.kind != HEADERS and (reader.kind != DATA or not reader.left):
+            self._count_idle(reader)
         if not reader.left and reader.kind != HEADERS:
             reader.kind = NO_FRAME  # an empty DATA or unknown frame says nothing
         return after
+
+    @staticmethod
+    def _count_idle(reader: Reader) -> None:
+        reader.idle += 1
+        if reader.idle > IDLE_FRAMES and reader.idle * IDLE_SHARE > reader.taken:
+            detail = f"{reader.idle} frames that say nothing in {reader.taken} bytes of stream {reader.stream_id}"
+            raise ConnectionFault(EXCESSIVE_LOAD, detail)
 
     def _section(self, reader: Reader, block: bytes, *, last: bool) -> bool:
         """Decode and deliver a section; False when it must wait for the QPACK encoder stream."""

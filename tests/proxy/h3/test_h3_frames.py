@@ -221,3 +221,16 @@ def test_truncated_section_is_a_fault_not_a_wait() -> None:
         with pytest.raises(ConnectionFault):
             h3.receive(0, encode_frame(1, section[:cut]), fin=True)
         assert owner.sink.said == []
+
+
+@pytest.mark.parametrize("idle", [frame(0, b""), frame(0x21, b""), frame(0x21, b"?")], ids=["DATA", "grease", "more"])
+def test_a_flood_of_frames_that_say_nothing_takes_the_connection(idle: bytes) -> None:
+    h3, owner = frames()
+    h3.receive(0, whole(b"some"), fin=False)
+    with pytest.raises(ConnectionFault, match="say nothing"):
+        h3.receive(0, idle * 200, fin=False)
+    h3, owner = frames()
+    h3.receive(0, whole(b"some"), fin=False)
+    for _ in range(200):  # beside real content as many may come as a sender that flushes often makes
+        h3.receive(0, frame(0, bytes(100)) + idle, fin=False)
+    assert owner.sink.said[-1] == b"some" + b"tail" + bytes(20_000)
