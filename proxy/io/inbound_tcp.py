@@ -10,7 +10,6 @@ Owner: the daemon owns listeners; a rim owns its connection. Closing a listener 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from typing import cast
 
 from config.model import Listen
-from proxy.io.handshakes import Handshake, TlsDoor
+from proxy.io.handshakes import TlsDoor
 from proxy.io.inbound_h1 import H1ServerConnection
 from proxy.io.rims import Origin, Service
 
@@ -66,58 +65,78 @@ async def listen_tcp(
 ) -> TcpListener:
     """Accept connections for `service` until the listener is closed. `observe` sees each finished TLS handshake."""
     sock = sock or bind(listen)
-
     address: tuple[str, int] = sock.getsockname()[:2]
+    hand_over = _HandOver(listen, service, observe)
     if tls is not None:
-        door = TlsDoor(sock, BACKLOG, service, tls, lambda handshake: _Arrival(listen, service, observe, handshake))
-        return TcpListener(listen, door, address)
+        return TcpListener(listen, TlsDoor(sock, BACKLOG, service, tls, hand_over.over_tls), address)
     server = await asyncio.get_running_loop().create_server(
-        lambda: _Arrival(listen, service, observe), sock=sock, backlog=BACKLOG
+        lambda: _Arrival(service, hand_over), sock=sock, backlog=BACKLOG
     )
     return TcpListener(listen, server, address)
 
 
-class _Arrival(asyncio.Protocol):
-    """A connection whose version is not known yet; it hands the transport over and is gone."""
+class _HandOver:
+    """Gives the connections of one listener the rim of their version."""
 
-    def __init__(
-        self,
-        listen: Listen,
-        service: Service,
-        observe: Callable[[ssl.SSLObject], object] | None,
-        handshake: Handshake | None = None,
-    ) -> None:
-        self._listen = listen
+    def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], object] | None) -> None:
+        self._listener = str(listen)
         self._service = service
         self._observe = observe
-        self._handshake = handshake
+
+    def over_tls(self, transport: asyncio.Transport, peer: tuple[str, int]) -> None:
+        """ALPN tells the version; a client that offers none speaks HTTP/1 (RFC 9112 needs none)."""
+        tls = cast(ssl.SSLObject, transport.get_extra_info("ssl_object"))
+        if self._observe is not None:
+            self._observe(tls)
+        version = "h2" if tls.selected_alpn_protocol() == "h2" else "h1"
+        resumed = bool(tls.session_reused)
+        self.give(transport, Origin(peer[0], peer[1], self._listener, b"https", version, "", resumed))
+
+    def in_clear(self, transport: asyncio.Transport, version: str) -> asyncio.Protocol:
+        peer = transport.get_extra_info("peername") or ("", 0)
+        return self.give(transport, Origin(str(peer[0]), int(peer[1]), self._listener, b"http", version))
+
+    def give(self, transport: asyncio.Transport, origin: Origin) -> asyncio.Protocol:
+        if origin.version == "h2":
+            # Imported when first spoken: a workstation whose SDKs speak HTTP/1.1 never pays for it.
+            from proxy.io.inbound_h2 import H2ServerConnection
+
+            rim: asyncio.Protocol = H2ServerConnection(self._service, origin)
+        else:
+            rim = H1ServerConnection(self._service, origin)
+        transport.set_protocol(rim)
+        rim.connection_made(transport)
+        return rim
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection in clear whose version is not known yet; it hands the transport over and is gone."""
+
+    def __init__(self, service: Service, hand_over: _HandOver) -> None:
+        self._service = service
+        self._hand_over = hand_over
         self._transport: asyncio.Transport | None = None
         self._first = b""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        with contextlib.suppress(OSError, AttributeError):
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tls = cast("ssl.SSLObject | None", transport.get_extra_info("ssl_object"))
-        if tls is None or self._handshake is None:
-            if not self._service.on_connected(self):
-                self._transport.abort()
-                return
-            # h1 is served at once; only a first byte that could begin the preface makes us look again.
-            timeout = self._service.limits.header_timeout_s
-            self._timer = asyncio.get_running_loop().call_later(timeout, self._transport.close)
+        if not self._service.on_connected(self):
+            self._transport.abort()
             return
-        self._handshake.arrived()  # the rim takes its place in the count
-        if self._observe is not None:
-            self._observe(tls)
-        self._hand_over("h2" if tls.selected_alpn_protocol() == "h2" else "h1", tls)
+        # h1 is served at once; only a first byte that could begin the preface makes us look again.
+        timeout = self._service.limits.header_timeout_s
+        self._timer = asyncio.get_running_loop().call_later(timeout, self._transport.close)
 
     def data_received(self, data: bytes) -> None:
         self._first += data
         if PREFACE.startswith(self._first[: len(PREFACE)]) and len(self._first) < len(PREFACE):
             return
-        self._hand_over("h2" if self._first.startswith(PREFACE) else "h1", None)
+        transport, first = self._transport, self._first
+        assert transport is not None and self._timer is not None
+        self._timer.cancel()
+        self._service.on_disconnected(self)  # the rim takes its place in the count
+        self._hand_over.in_clear(transport, "h2" if first.startswith(PREFACE) else "h1").data_received(first)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -135,30 +154,3 @@ class _Arrival(asyncio.Protocol):
     def close_now(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-    def _hand_over(self, version: str, tls: ssl.SSLObject | None) -> None:
-        transport, first = self._transport, self._first
-        assert transport is not None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._service.on_disconnected(self)  # the rim takes its place in the count
-        peer = transport.get_extra_info("peername") or ("", 0)
-        origin = Origin(
-            peer=str(peer[0]),
-            peer_port=int(peer[1]),
-            listener=str(self._listen),
-            scheme=b"https" if tls is not None else b"http",
-            version=version,
-            resumed=bool(tls is not None and tls.session_reused),
-        )
-        if version == "h2":
-            # Imported when first spoken: a workstation whose SDKs speak HTTP/1.1 never pays for it.
-            from proxy.io.inbound_h2 import H2ServerConnection
-
-            rim: asyncio.Protocol = H2ServerConnection(self._service, origin)
-        else:
-            rim = H1ServerConnection(self._service, origin)
-        transport.set_protocol(rim)
-        rim.connection_made(transport)
-        if first:
-            rim.data_received(first)

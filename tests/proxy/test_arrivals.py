@@ -119,6 +119,13 @@ async def test_handshakes_in_progress_count_and_their_places_come_free(ca: Throw
         assert (await made.ask()).startswith(b"HTTP/1.1 200")
 
 
+async def test_a_crowd_that_comes_at_once_is_all_let_in(ca: ThrowAwayCa) -> None:
+    async with place(ca, room=200) as made:
+        for _ in range(150):
+            await made.silent()
+        await made.service.until(150)
+
+
 async def test_a_handshake_that_takes_too_long_is_cut(ca: ThrowAwayCa) -> None:
     async with place(ca, room=1, limits=Limits(header_timeout_s=0.1)) as made:
         assert await ended(await made.silent()) == b""
