@@ -20,6 +20,7 @@ from typing import cast
 from config.model import Listen
 from proxy.io.handshakes import TlsDoor
 from proxy.io.inbound_h1 import H1ServerConnection
+from proxy.io.read_buffers import give_back
 from proxy.io.rims import Origin, Service
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -88,6 +89,7 @@ class _HandOver:
         tls = cast(ssl.SSLObject, transport.get_extra_info("ssl_object"))
         if self._observe is not None:
             self._observe(tls)
+        give_back(transport)
         version = "h2" if tls.selected_alpn_protocol() == "h2" else "h1"
         resumed = bool(tls.session_reused)
         self.give(transport, Origin(peer[0], peer[1], self._listener, b"https", version, "", resumed))
