@@ -25,7 +25,7 @@ from proxy.h2_frames import (
     settings,
     window_update,
 )
-from proxy.hpack import standing_block
+from proxy.hpack_encoder import standing_block
 
 SETTLE_S = 0.5
 

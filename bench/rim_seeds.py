@@ -9,7 +9,7 @@ from functools import partial
 import pylsqpack
 
 from proxy import h2_frames as h2
-from proxy.hpack import Encoder
+from proxy.hpack_encoder import Encoder
 from proxy.io.quic_wire import frame as h3_frame
 from proxy.messages import Fields
 from proxy.websocket import Op, close_frame

@@ -53,7 +53,7 @@ from proxy.h2_limits import REMEMBERED_CLOSED, Budgets, H2Limits
 from proxy.h2_reader import FrameReader
 from proxy.h2_sender import LARGEST_FRAME, Sender
 from proxy.h2_streams import Stream
-from proxy.hpack import Encoder
+from proxy.hpack_encoder import Encoder
 from proxy.messages import Fields
 
 ENDED, RESET_BY_US, RESET_BY_PEER = range(3)

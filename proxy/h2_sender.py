@@ -29,7 +29,7 @@ from proxy.h2_frames import (
 )
 from proxy.h2_limits import MAX_UNSENT_CONTROL_BYTES
 from proxy.h2_streams import EMPTY, Stream
-from proxy.hpack import Encoder
+from proxy.hpack_encoder import Encoder
 from proxy.messages import Fields
 from proxy.priority import Priority
 from proxy.turns import Turns

@@ -32,7 +32,7 @@ from proxy.h2_known import KnownHead, KnownHeads
 from proxy.h2_limits import H2Limits
 from proxy.h2_shapes import Find, Shapes
 from proxy.h2_streams import Stream
-from proxy.hpack import plain_literal
+from proxy.hpack_encoder import plain_literal
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage, get_field
 from proxy.priority import Priority, adjusted, of_fields, read
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxy.hpack import CompressionError, read_string, standing_block
+from proxy.hpack import CompressionError, read_string
+from proxy.hpack_encoder import standing_block
 
 if TYPE_CHECKING:
     from resolver.io.doh_server import DohService, Ready

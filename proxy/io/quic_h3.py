@@ -20,7 +20,7 @@ from typing import Protocol
 import pylsqpack
 from aioquic.buffer import encode_uint_var
 
-from proxy.hpack import STABLE
+from proxy.hpack_encoder import STABLE
 from proxy.io.quic_codes import (
     CLOSED_CRITICAL_STREAM,
     EXCESSIVE_LOAD,

@@ -8,7 +8,7 @@ import pylsqpack
 import pytest
 
 from proxy import h2_frames as wire
-from proxy.hpack import Encoder
+from proxy.hpack_encoder import Encoder
 from proxy.io.quic_codes import ConnectionFault
 from proxy.io.quic_control import SETTINGS
 from proxy.io.quic_h3 import H3Frames

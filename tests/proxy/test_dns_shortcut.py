@@ -13,7 +13,7 @@ import hpack
 import pytest
 
 from config.model import DnsCache, Resolver
-from proxy.hpack import standing_block
+from proxy.hpack_encoder import standing_block
 from proxy.io.dns_shortcut import DnsShortcut
 from resolver.io.doh_server import DohReply, DohService
 from resolver.io.service import ResolverService

@@ -14,7 +14,8 @@ from proxy.h2_errors import Code
 from proxy.h2_known import KnownHeads
 from proxy.h2_limits import H2Limits
 from proxy.h2_server import ServerStream
-from proxy.hpack import Decoder, Encoder, plain_literal
+from proxy.hpack import Decoder
+from proxy.hpack_encoder import Encoder, plain_literal
 from proxy.messages import RequestHead, ResponseHead
 from tests.proxy.h2_wire import GET, POST, Seen, Served, body, coded, credit, frame, headers, settings, word
 

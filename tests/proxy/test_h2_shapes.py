@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from proxy import h2_frames as wire
 from proxy.h2_shapes import Find, Shapes
-from proxy.hpack import Decoder, Encoder, standing_block
+from proxy.hpack import Decoder
+from proxy.hpack_encoder import Encoder, standing_block
 from tests.proxy.h2_wire import Seen, Served, body, frame
 
 Fields = list[tuple[bytes, bytes]]
