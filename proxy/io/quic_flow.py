@@ -33,7 +33,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from proxy.io.quic_writer import DueConnection
-from resolver.io.quic_door import reset_token
+from resolver.io.quic_door import Address, reset_token
 from resolver.io.quic_tickets import TicketedConnection
 
 STREAM_WINDOW = 512 * 1024
@@ -65,6 +65,7 @@ class FlowConnection(TicketedConnection, DueConnection):
         self._bounds = bounds
         self._reset_key = reset_key
         self._withheld: dict[int, int] = {}  # stream id -> how far its reader had come when it was paused
+        self._parting: dict[int, tuple[int, float]] = {}  # stream id -> code and latest time of a reset that waits
         self.client_name = ""  # SNI, lower case
         self.peer_datagram_limit = DATAGRAM_BYTES
         for limit, value in (
@@ -100,6 +101,8 @@ class FlowConnection(TicketedConnection, DueConnection):
         sender = stream.sender
         if sender._buffer_fin is not None or sender._reset_error_code is not None or sender.is_finished:
             return False
+        if self._parting and stream_id in self._parting:
+            return False
         sender.write(chunk, fin)
         self.mark(stream)
         return True
@@ -129,6 +132,33 @@ class FlowConnection(TicketedConnection, DueConnection):
         if stream is not None:
             stream.sender.reset(code)
             self.mark(stream)
+
+    def part(self, stream_id: int, code: int, by: float) -> None:
+        """Reset our side once what was written has arrived, at the latest at the time `by`: a reset takes back all that is
+        not acknowledged (RFC 9000 3.1), so that the last events before it would be lost. Nothing is written meanwhile."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.sender._reset_error_code is None:
+            self._parting[stream_id] = (code, by)
+            self.mark(stream)
+
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, Address]]:
+        if self._parting:
+            self._end_parted(now)
+        return super().datagrams_to_send(now)
+
+    def get_timer(self) -> float | None:
+        at = super().get_timer()
+        if self._parting and not self.silent:
+            first = min(by for _, by in self._parting.values())
+            return first if at is None else min(at, first)
+        return at
+
+    def _end_parted(self, now: float) -> None:
+        for stream_id, (code, by) in list(self._parting.items()):
+            stream = self._streams.get(stream_id)
+            if stream is None or now >= by or stream.sender._buffer_start == stream.sender._buffer_stop:
+                del self._parting[stream_id]
+                self.abandon(stream_id, code)
 
     def final_size(self, stream_id: int) -> int | None:
         """How many bytes a stream will have brought when it ends, once its peer said so."""

@@ -10,6 +10,7 @@ reached on every way out.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from proxy.io.quic_codes import StreamFault
@@ -109,15 +110,21 @@ class StreamLeg:
     def prioritize(self, priority: Priority) -> None:
         raise NotImplementedError
 
-    def cut(self, code: int) -> None:
-        """Reset both directions, where they are still open. Nothing is said to the receiver."""
+    def cut(self, code: int, *, within_s: float = 0.0) -> None:
+        """Reset both directions, where they are still open. Nothing is said to the receiver.
+
+        `within_s`: how long what was written may take to arrive before our side is reset.
+        """
         if self.dead:
             return
         self.dead = True
         connection = self._connection
         connection.h3.detach(self.stream_id)
         connection.quic.stop(self.stream_id, code)
-        connection.quic.abandon(self.stream_id, code)
+        if within_s:
+            connection.quic.part(self.stream_id, code, asyncio.get_running_loop().time() + within_s)
+        else:
+            connection.quic.abandon(self.stream_id, code)
         connection.wake()
         self._retire()
 

@@ -25,6 +25,9 @@ from proxy.io.rims import Service
 from proxy.messages import Abort, Cause, Fields, Head, Party, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority, adjusted, of_fields
 
+PARTING_S = 10.0
+"""How long the last bytes of an answer that was cut may take to arrive before it is reset: as long as over HTTP/1.1."""
+
 
 class Connection(quic_leg.Connection, Protocol):
     """What a client's leg needs of its connection besides."""
@@ -94,7 +97,7 @@ class ServerLeg(StreamLeg):
             self._ended()
 
     def abort(self, abort: Abort) -> None:
-        self.cut(code_for_client(abort, tunnel=self._tunnel))
+        self.cut(code_for_client(abort, tunnel=self._tunnel), within_s=PARTING_S)
 
     # -- Sink ---------------------------------------------------------------------------------------------------------
 

@@ -113,6 +113,7 @@ async def test_failed_stream_is_reset_never_ended(ca: str, pem: str, abort: Abor
         exchange.leg.end()
         await answer.until(lambda a: a.reset is not None and a.stopped is not None)
         assert (answer.reset, answer.stopped, answer.ended) == (code, code, False)
+        assert (answer.status, answer.body) == (200, b"partial"), "a reset takes nothing back that was passed on"
         assert "abort" not in exchange.words
 
 

@@ -85,7 +85,9 @@ def test_private_attributes_are_where_we_look_for_them() -> None:
         assert isinstance(getattr(quic, name), int), name
     stream = QuicStream(0, 1, 1)
     assert {"max_stream_data_local", "max_stream_data_local_sent"} <= vars(stream).keys()
-    assert {"_buffer_stop", "_buffer_fin", "_reset_error_code", "highest_offset"} <= vars(stream.sender).keys()
+    assert {"_buffer_start", "_buffer_stop", "_buffer_fin", "_reset_error_code", "highest_offset"} <= vars(
+        stream.sender
+    ).keys()
     assert {"_final_size", "highest_offset", "is_finished"} <= vars(stream.receiver).keys()
     assert isinstance(quic._loss, QuicPacketRecovery) and isinstance(quic._loss._pacer, QuicPacketPacer)
     assert hasattr(quic._loss._cc, "_max_datagram_size")
@@ -324,3 +326,39 @@ def test_more_requests_than_granted_wait_for_their_turn(tmp_path: Path) -> None:
             line.server.write(stream_id, b"y", fin=True)
     assert len(line.ended[line.client]) == 30
     assert line.client.open_requests == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_written_arrives_before_a_reset_that_waits_for_it(tmp_path: Path, seed: int) -> None:
+    bounds = Bounds(streams=64, stream_window=20_000, connection_window=60_000)
+    line = Line(tmp_path, 0.12 if seed else 0.0, seed, bounds)
+    line.run(5.0)
+    streams = [line.client.open_request() for _ in range(10)]
+    for stream_id in streams:
+        line.client.write(stream_id, b"asked", fin=True)
+    line.run(line.now + 10)
+    for stream_id in streams:
+        line.server.write(stream_id, b"event" * 1000)
+        line.server.part(stream_id, 7, by=line.now + 100)
+        assert not line.server.write(stream_id, b"late")
+        assert not line.reset[line.client]
+    line.run(line.now + 110)
+    assert [bytes(line.got[line.client][stream_id]) for stream_id in streams] == [b"event" * 1000] * 10
+    assert line.reset[line.client] == set(streams)
+    assert line.server.open_requests == 0
+
+
+def test_a_reset_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+    bounds = Bounds(streams=64, stream_window=1000, connection_window=60_000)
+    line = Line(tmp_path, 0.0, 1, bounds)
+    line.run(2.0)
+    stream_id = line.client.open_request()
+    line.client.write(stream_id, b"asked", fin=True)
+    line.run(line.now + 1)
+    line.client.withhold(stream_id)  # it reads no more than one window
+    line.server.write(stream_id, bytes(5000))
+    line.server.part(stream_id, 7, by=line.now + 10)
+    line.run(line.now + 9.9)
+    assert not line.reset[line.client]
+    line.run(line.now + 0.2)
+    assert line.reset[line.client] == {stream_id}
