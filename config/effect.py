@@ -19,7 +19,6 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {
     "pool.llm.max_messages": (0,),
     "pool.llm.default_max_tokens": (0,),
     "pool.llm.force_stream": (False,),
-    "pool.llm.heartbeat": ("off", "0s"),
     "pool.llm.affinity": ("prefix", "none"),
     "telemetry.otlp_endpoint": ("",),
     "telemetry.sample_ratio": (0.01,),

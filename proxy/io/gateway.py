@@ -186,7 +186,8 @@ class Gateway:
         route = self._table.route(head)
         if not isinstance(route, Route) or self._refusal(head, origin) is not None or headers.is_last_hop(head):
             return None
-        return known_request(head, origin, self.lane, self._edges.pool(route.pool), route.target)
+        pool = self._edges.pool(route.pool)
+        return None if pool.config.llm.heartbeat_s else known_request(head, origin, self.lane, pool, route.target)
 
     def _refusal(self, head: RequestHead, origin: Origin) -> Refusal | None:
         """Why a request that has a route is not taken all the same."""

@@ -18,6 +18,7 @@ from typing import Protocol
 from proxy import headers
 from proxy.io.edges import PoolState
 from proxy.io.exchange import Exchange
+from proxy.io.heartbeat import HeartbeatLeg
 from proxy.io.rims import Origin
 from proxy.io.switched import Switched
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
@@ -61,7 +62,12 @@ class Relay:
         """Take over a client's leg: sets its receiver and starts dialling."""
         now = self.clock()
         name = self.id_of(next(self._numbers)).decode()
+        heart = None
+        if pool.config.llm.heartbeat_s and not head.protocol:
+            leg = heart = HeartbeatLeg(leg, pool.config.llm.heartbeat_s)
         exchange = Exchange(self, leg, head, origin, pool, target, name, now=now)
+        if heart is not None:
+            heart.belongs_to(exchange)
         self._enter(exchange, now)
         exchange.start()
         return exchange
