@@ -19,7 +19,6 @@ exception leaves `_on_ticket`; 3. what OpenSSL may still call must never be free
 from __future__ import annotations
 
 import ctypes
-import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +29,10 @@ from proxy.ticketkeys import NAME_BYTES, TicketKey
 
 IV_BYTES = 16
 _POINTER = ctypes.c_void_p
-_BYTES = ctypes.POINTER(ctypes.c_ubyte)
 _OCTET_STRING, _UTF8_STRING = 5, 4  # OSSL_PARAM data types
 _UNMODIFIED = ctypes.c_size_t(-1).value
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _BYTES, _BYTES, _POINTER, _POINTER, ctypes.c_int)
+# Plain addresses: ctypes would make an object of each `unsigned char *`.
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, ctypes.c_int)
 
 # What the callback answers (SSL_CTX_set_tlsext_ticket_key_evp_cb(3)).
 FAILED, UNKNOWN, OPENED, OPENED_RENEW = -1, 0, 1, 2
@@ -58,19 +57,20 @@ class _Param(ctypes.Structure):
 class LoadedKey:
     """A ticket key in memory that OpenSSL reads, with its parameters laid out once rather than per handshake."""
 
-    __slots__ = ("_digest", "_hmac", "aes", "id", "name", "params")
+    __slots__ = ("_aes", "_digest", "_hmac", "_params", "aes_at", "id", "name", "params_at")
 
     def __init__(self, key: TicketKey) -> None:
         self.id, self.name = key.id, key.name
-        self.aes = (ctypes.c_ubyte * 32).from_buffer_copy(key.aes)
+        self._aes = (ctypes.c_ubyte * 32).from_buffer_copy(key.aes)
         self._hmac = (ctypes.c_ubyte * 32).from_buffer_copy(key.hmac)
         self._digest = ctypes.create_string_buffer(b"SHA256")
-        self.params = (_Param * 3)()
-        self.params[0] = _Param(b"key", _OCTET_STRING, ctypes.addressof(self._hmac), 32, _UNMODIFIED)
-        self.params[1] = _Param(b"digest", _UTF8_STRING, ctypes.addressof(self._digest), 6, _UNMODIFIED)
+        self._params = (_Param * 3)()
+        self._params[0] = _Param(b"key", _OCTET_STRING, ctypes.addressof(self._hmac), 32, _UNMODIFIED)
+        self._params[1] = _Param(b"digest", _UTF8_STRING, ctypes.addressof(self._digest), 6, _UNMODIFIED)
+        self.aes_at, self.params_at = ctypes.addressof(self._aes), ctypes.addressof(self._params)
 
     def wipe(self) -> None:
-        for secret in (self.aes, self._hmac):
+        for secret in (self._aes, self._hmac):
             ctypes.memset(secret, 0, 32)
 
 
@@ -100,34 +100,32 @@ class TicketCallback:
         # An SSL_CTX keeps the bare pointer and may outlive its Python object inside a connection.
         _NEVER_FREED.append(self.pointer)
 
-    def _on_ticket(self, connection: int, name: object, iv: object, cipher: int, mac: int, seal: int) -> int:
+    def _on_ticket(self, connection: int, name: int, iv: int, cipher: int, mac: int, seal: int) -> int:
         try:
             return self._seal(name, iv, cipher, mac) if seal else self._open(connection, name, iv, cipher, mac)
         except BaseException:  # noqa: BLE001 - ctypes would print it and answer 0, which TLS 1.3 cannot seal with
             self.counts.failed += 1
             return FAILED if seal else UNKNOWN
 
-    def _seal(self, name: object, iv: object, cipher: int, mac: int) -> int:
+    def _seal(self, name: int, iv: int, cipher: int, mac: int) -> int:
         if not self.keys:
             return FAILED
-        key, nonce = self.keys[0], os.urandom(IV_BYTES)
-        ctypes.memmove(name, key.name, NAME_BYTES)  # type: ignore[arg-type]
-        ctypes.memmove(iv, nonce, IV_BYTES)  # type: ignore[arg-type]
-        if not self._openssl.key_cipher(cipher, mac, key, nonce, seal=True):
+        key = self.keys[0]
+        ctypes.memmove(name, key.name, NAME_BYTES)
+        if not self._openssl.seal_with(key, iv, cipher, mac):
             return FAILED
         self.counts.issued += 1
         return OPENED
 
-    def _open(self, connection: int, name: object, iv: object, cipher: int, mac: int) -> int:
-        wanted = ctypes.string_at(name, NAME_BYTES)  # type: ignore[arg-type]
+    def _open(self, connection: int, name: int, iv: int, cipher: int, mac: int) -> int:
+        wanted = ctypes.string_at(name, NAME_BYTES)
         at = self._find(wanted)
         if at < 0 and self._on_missing():
             at = self._find(wanted)
         if at < 0:
             self.counts.missed += 1
             return UNKNOWN
-        nonce = ctypes.string_at(iv, IV_BYTES)  # type: ignore[arg-type]
-        if not self._openssl.key_cipher(cipher, mac, self.keys[at], nonce, seal=False):
+        if not self._openssl.open_with(self.keys[at], iv, cipher, mac):
             return UNKNOWN
         self.counts.opened += 1
         # A client of TLS 1.3 shows a ticket once (RFC 8446 C.4), so it needs another one even under the same key: without
@@ -156,6 +154,7 @@ class OpenSsl:
         self._seal_init = _bound(library, "EVP_EncryptInit_ex", integer, address, address, address, address, address)
         self._open_init = _bound(library, "EVP_DecryptInit_ex", integer, address, address, address, address, address)
         self._set_params = _bound(library, "EVP_MAC_CTX_set_params", integer, address, address)
+        self._random = _bound(library, "RAND_bytes", integer, address, integer)
         self._version_of = _bound(library, "SSL_version", integer, address)
         self._set_suites = _bound(library, "SSL_CTX_set_ciphersuites", integer, address, ctypes.c_char_p)
         version = _bound(library, "OpenSSL_version_num", ctypes.c_ulong)
@@ -184,11 +183,17 @@ class OpenSsl:
         """For tickets issued from now on."""
         self._set_timeout(self._pointer(context), int(lifetime_s))
 
-    def key_cipher(self, cipher: int, mac: int, key: LoadedKey, nonce: bytes, *, seal: bool) -> bool:
-        """Set the key on the cipher and MAC contexts that OpenSSL passed in."""
-        init = self._seal_init if seal else self._open_init
-        keyed = init(cipher, self._aes_256_cbc, None, ctypes.addressof(key.aes), nonce) == 1
-        return keyed and bool(self._set_params(mac, ctypes.addressof(key.params)) == 1)
+    def seal_with(self, key: LoadedKey, iv: int, cipher: int, mac: int) -> bool:
+        """Set the key and a fresh IV, written to `iv`, on the cipher and MAC contexts that OpenSSL passed in."""
+        if self._random(iv, IV_BYTES) != 1 or self._set_params(mac, key.params_at) != 1:
+            return False
+        return self._seal_init(cipher, self._aes_256_cbc, None, key.aes_at, iv) == 1
+
+    def open_with(self, key: LoadedKey, iv: int, cipher: int, mac: int) -> bool:
+        """The same, with the IV that a ticket brought."""
+        if self._set_params(mac, key.params_at) != 1:
+            return False
+        return self._open_init(cipher, self._aes_256_cbc, None, key.aes_at, iv) == 1
 
     def _pointer(self, context: ssl.SSLContext) -> int:
         pointer = _behind_head(context)
@@ -214,18 +219,19 @@ def reach() -> OpenSsl:
     return OpenSsl()
 
 
-def _library() -> ctypes.CDLL:
+def _library() -> ctypes.PyDLL:
     try:
         import _ssl
     except ImportError as exc:  # pragma: no cover - then `ssl` is missing, too
         raise Unreachable("this interpreter has no ssl module") from exc
     try:
-        return ctypes.CDLL(getattr(_ssl, "__file__", None))
+        # PyDLL keeps the interpreter's lock: what is called here takes less time than letting go of it.
+        return ctypes.PyDLL(getattr(_ssl, "__file__", None))
     except OSError as exc:
         raise Unreachable(f"the ssl module cannot be opened as a library: {exc}") from exc
 
 
-def _bound(library: ctypes.CDLL, name: str, result: object, *arguments: object) -> Callable[..., int]:
+def _bound(library: ctypes.PyDLL, name: str, result: object, *arguments: object) -> Callable[..., int]:
     try:
         function = library[name]
     except AttributeError as exc:
