@@ -266,9 +266,7 @@ class Connection(FrameReader):
         if self.failed is not None:
             return
         self.failed = error
-        self.sender.out.append(goaway(self._processed_id(), error.code, error.detail))
-        if not self.sender.awake:
-            self.sender.wake()
+        self.sender.control(goaway(self._processed_id(), error.code, error.detail))
         self.lose(error.detail, error.code, broken=error.code is not Code.NO_ERROR)
 
     def lose(self, detail: str, code: int | None = None, *, broken: bool = False) -> None:

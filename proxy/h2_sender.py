@@ -3,10 +3,14 @@
 Theory: frames gather in `out` until the rim takes them all for one write. DATA goes straight in when both windows, the
 turn's room and the transport allow and nobody waits; the rest waits on its stream, and `pump` serves the waiting streams as
 `proxy.turns` says, by RFC 9218. What is in `out` cannot be overtaken any more, so a turn takes PUMP_BYTES and no more.
-END_STREAM is set on the frame that already lies in `out` when the end comes in the same turn, which saves a frame an answer.
+END_STREAM is set on the frame that lies last in `out` when the end follows at once, which saves a frame an answer.
+
+A token's way is the most trodden one of all: while nothing waits, `room` is what streams may take of the connection's window
+and of the turn without asking (`Stream.data`); what they took is counted when somebody else needs to know (`settle`).
 
 Rules for editing: 1. a header block is encoded at the moment it enters `out`, since the peer decodes in that order;
-2. receivers are called after the loop over the streams, for they may send.
+2. receivers are called after the loop over the streams, for they may send; 3. settle before `out`, `window` or `pending` is
+looked at or changed.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from proxy.h2_frames import (
     END_HEADERS,
     END_STREAM,
     FRAME_HEADER,
+    FRAME_HEADER_BYTES,
     HEADERS,
     MAX_WINDOW,
     rst_stream,
@@ -42,6 +47,8 @@ LARGEST_FRAME = 64 * 1024
 """We never send larger ones, whatever the peer allows: a frame is what other streams wait for."""
 PUMP_BYTES = 128 * 1024
 """What a loop turn gives to the transport: the most that a more urgent answer finds ahead of it there."""
+MOST_LENT = 2**16 - 1
+"""Of `room`: what a length of two bytes says, see `h2_streams`."""
 _header = FRAME_HEADER.pack
 _ENDED = [bytes((flags | END_STREAM,)) for flags in range(256)]
 
@@ -50,8 +57,8 @@ class Sender:
     """One connection's output. `wake` is called when there is something to take; `ended(stream)` when END_STREAM is out."""
 
     __slots__ = (
-        "_wake", "awake", "blocked", "encoder", "ended", "max_frame", "out", "overrun", "pending", "queued", "stream_window",
-        "turn", "turns", "window",
+        "_lent", "_lent_at", "_wake", "awake", "blocked", "encoder", "ended", "last", "max_frame", "out", "overrun", "pending",
+        "queued", "room", "stream_window", "turn", "turns", "window",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +70,9 @@ class Sender:
         self.encoder = encoder or Encoder()
         self.out: list[bytes | memoryview] = []
         self.pending = 0  # bytes in out
+        self.room = 0  # of what was lent
+        self._lent = self._lent_at = 0  # since `out` had so many pieces
+        self.last: Stream | None = None  # whose frame, header and payload, the last two pieces of `out` are
         self.turn = 0
         self.turns: Turns[Stream] = Turns()
         self.blocked = False  # the transport's buffer is full
@@ -76,6 +86,9 @@ class Sender:
 
     def control(self, frame: bytes) -> None:
         """A whole frame that no window holds back."""
+        if self._lent:
+            self.settle()
+        self.last = None
         self.out.append(frame)
         self.pending += len(frame)
         if self.blocked and self.pending > MAX_UNSENT_CONTROL_BYTES:
@@ -90,14 +103,13 @@ class Sender:
     def headers(self, stream: Stream, fields: Fields, *, end: bool = False) -> None:
         """A header block, cut into CONTINUATION frames where it must be."""
         self.block(stream.id, fields, end=end)
-        stream.mark = len(self.out) - 2
-        stream.mark_turn = self.turn
+        self.last = stream
         if end:
             stream.send_open = False
             self.ended(stream)
 
     def block(self, stream_id: int, fields: Fields, *, end: bool) -> None:
-        """As headers(), for an id alone; a single frame's header is the last but one piece of the output."""
+        """As headers(), for an id alone."""
         self._lay_out(stream_id, self.encoder.encode(fields), END_STREAM if end else 0)
 
     def _lay_out(self, stream_id: int, block: bytes, flags: int) -> None:
@@ -113,6 +125,9 @@ class Sender:
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
         size = len(payload)
+        if self._lent:
+            self.settle()
+        self.last = None
         self.out.append(_header(size >> 8, size & 0xFF, kind, flags, stream_id))
         self.out.append(payload)
         self.pending += size + 9
@@ -120,51 +135,49 @@ class Sender:
             self.wake()
 
     def data(self, stream: Stream, chunk: bytes) -> None:
-        """Body bytes: out at once when everything allows it, else after those that wait already."""
+        """Body bytes: out at once when everything allows it, else after those that wait already. What fits into `room`
+        does not come here."""
         size = len(chunk)
-        if (
-            stream.queue
-            or self.blocked
-            or size > stream.send_window
-            or size > self.window
-            or self.pending > PUMP_BYTES
-            or (self.queued and self.turns)
-        ):
+        if stream.queue or not self._is_clear(stream, size):
             self._enqueue(stream, chunk, size)
             return
-        if size > self.max_frame:
-            self._data_in_frames(stream, chunk, size)
-            return
         stream.send_window -= size
         self.window -= size
-        # _frame() spelled out: a token's way through here is the most trodden one of all.
-        out = self.out
-        stream.mark, stream.mark_turn = len(out), self.turn
-        out.append(_header(size >> 8, size & 0xFF, DATA, 0, stream.id))
-        out.append(chunk)
-        self.pending += size + 9
-        if not self.awake:
-            self.wake()
-
-    def _data_in_frames(self, stream: Stream, chunk: bytes, size: int) -> None:
-        stream.send_window -= size
-        self.window -= size
-        view = memoryview(chunk)
+        view = chunk if size <= self.max_frame else memoryview(chunk)
         for at in range(0, size, self.max_frame):
-            stream.mark = len(self.out)
             self._frame(DATA, 0, stream.id, view[at : at + self.max_frame])
-        stream.mark_turn = self.turn
+        self.last = stream
+        if not self.queued:
+            self._lend()
 
-    def fits(self, stream: Stream, size: int) -> bool:
-        """Whether a body of `size` bytes could go out at once, in one frame."""
+    def _is_clear(self, stream: Stream, size: int) -> bool:
+        """Whether so many bytes may go out at once."""
+        if self._lent:
+            self.settle()
         return not (
             size > stream.send_window
             or size > self.window
-            or size > self.max_frame
             or self.blocked
             or self.pending > PUMP_BYTES
             or (self.queued and self.turns)
         )
+
+    def _lend(self) -> None:
+        self.room = self._lent = max(0, min(self.window, PUMP_BYTES - self.pending, self.max_frame, MOST_LENT))
+        self._lent_at = len(self.out)
+
+    def settle(self) -> None:
+        """Count what streams took of what was lent to them, and lend no more."""
+        if not self._lent:
+            return
+        taken = self._lent - self.room
+        self.room = self._lent = 0
+        self.window -= taken
+        self.pending += taken + (len(self.out) - self._lent_at) // 2 * FRAME_HEADER_BYTES
+
+    def fits(self, stream: Stream, size: int) -> bool:
+        """Whether a body of `size` bytes could go out at once, in one frame."""
+        return size <= self.max_frame and self._is_clear(stream, size)
 
     def whole(self, stream: Stream, block: bytes, body: bytes) -> None:
         """A header block, encoded just now, and a whole body that fits(), of a stream that sent nothing yet."""
@@ -181,6 +194,7 @@ class Sender:
             stream.send_window -= size
             self.window -= size
             frames += _header(size >> 8, size & 0xFF, DATA, END_STREAM, stream.id) + body
+        self.last = None
         self.out.append(frames)
         self.pending += len(frames)
         if not self.awake:
@@ -220,14 +234,18 @@ class Sender:
             return
         self._end_now(stream)
 
-    def _end_now(self, stream: Stream) -> None:
+    def _end_now(self, stream: Stream, at: int = -2) -> None:
+        """`at`: where in `out` the header of a frame lies that may be its last."""
+        if self._lent:
+            self.settle()
         stream.ending = True
         if stream.trailing is not None:
             self.headers(stream, stream.trailing, end=True)
             return
-        header = self.out[stream.mark] if stream.mark_turn == self.turn else b""
+        header = self.out[at] if at >= 0 or self.last is stream else b""
         if header and (header[3] == DATA or (header[4] & END_HEADERS and header[3] == HEADERS)):
-            self.out[stream.mark] = bytes(header[:4]) + _ENDED[header[4]] + bytes(header[5:])
+            self.out[at] = bytes(header[:4]) + _ENDED[header[4]] + bytes(header[5:])
+            self.last = None
         else:
             self._frame(DATA, END_STREAM, stream.id, b"")
         stream.send_open = False
@@ -252,6 +270,7 @@ class Sender:
     def credit(self, stream: Stream | None, amount: int) -> None:
         """A WINDOW_UPDATE; an overflow is the stream's or the connection's error (RFC 9113 6.9.1)."""
         if stream is None:
+            self.settle()
             if self.window + amount > MAX_WINDOW:
                 raise H2ConnectionError(Code.FLOW_CONTROL_ERROR, f"connection window of {self.window} + {amount}")
             self.window += amount
@@ -279,10 +298,13 @@ class Sender:
     def take(self) -> bytes:
         """Everything of this turn, for one write. Calls `wake` again when more can go in the next one."""
         self.awake = True  # what is said meanwhile is taken below
+        self.settle()
         if self.queued and not self.blocked:
             self._pump(PUMP_BYTES - self.pending)
+            self.settle()  # whoever was told to go on has gone on
         taken = b"".join(self.out)
         self.out.clear()
+        self.last = None
         self.pending = 0
         self.turn += 1
         self.awake = False
@@ -291,22 +313,23 @@ class Sender:
         return taken
 
     def _pump(self, room: int) -> None:
-        emptied: list[Stream] = []
+        emptied: list[tuple[Stream, int]] = []
         drained: list[Stream] = []
         while room > 0 and self.window > 0 and (stream := self.turns.next()) is not None:
             if not (stream.send_open and stream.queue and stream.send_window > 0):
                 continue  # SETTINGS took its window meanwhile
+            at = len(self.out)
             room -= self._send_waiting(stream)
             if not stream.queue:
-                emptied.append(stream)
+                emptied.append((stream, at))
             elif stream.send_window > 0:
                 self.turns.add(stream.id, stream, stream.priority)
             if stream.full and stream.queued <= STREAM_LOW:
                 stream.full = False
                 drained.append(stream)
-        for stream in emptied:
+        for stream, at in emptied:
             if stream.ending and stream.send_open:
-                self._end_now(stream)
+                self._end_now(stream, at)
         for stream in drained:
             stream.receiver.on_drained()
 
@@ -328,7 +351,7 @@ class Sender:
         stream.send_window -= size
         self.queued -= size
         self.window -= size
-        stream.mark, stream.mark_turn = len(self.out), self.turn
+        self.last = None
         self.out.append(_header(size >> 8, size & 0xFF, DATA, 0, stream.id))
         self.out += pieces
         self.pending += size + 9

@@ -201,6 +201,7 @@ class ServerConnection(Connection):
             return False
         head, body = ready
         size = len(body)
+        sender.settle()
         if size > sender.window or size > sender.stream_window or size > DEFAULT_MAX_FRAME or sender.encoder.is_resized:
             return False
         self.last_id = stream_id
@@ -296,6 +297,7 @@ class ServerConnection(Connection):
     def _answer(self, stream_id: int, ended: bool, status: int, text: str) -> None:
         """A whole answer to a request that nobody above can be shown."""
         head, body = errors.own_answer(status, text, code="bad_request")
+        self.sender.settle()
         fits = len(body) <= min(self.sender.window, self.sender.stream_window)
         fields = write_response(head)
         self.sender.block(stream_id, fields if fits else fields[:1], end=not fits)

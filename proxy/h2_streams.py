@@ -9,6 +9,7 @@ receiver took: while paused the credit is withheld, and no other stream notices.
 from __future__ import annotations
 
 from collections import deque
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from proxy.h2_errors import Code, H2StreamError
@@ -18,6 +19,8 @@ from proxy.priority import UNSAID, Priority
 if TYPE_CHECKING:
     from proxy.h2 import Connection
 
+_short_data = Struct(">xHxxL").pack
+"""The header of a DATA frame of less than 64 KiB, without flags: the bytes of FRAME_HEADER that are not 0 anyway."""
 EMPTY: deque[bytes | memoryview] = deque(maxlen=0)
 """The queue of the many streams that never wait; it holds nothing, whatever is put into it."""
 
@@ -26,15 +29,16 @@ class Stream:
     """A leg (`proxy.messages.Leg`) over one stream. The two roles add head(), interim() and abort()."""
 
     __slots__ = (
-        "connection", "ending", "expected", "full", "id", "mark", "mark_turn", "owed", "paused", "peer_ended", "priority",
-        "queue", "queued", "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window",
-        "takes_data", "trailing", "tunnel", "withheld",
+        "connection", "ending", "expected", "full", "id", "owed", "paused", "peer_ended", "priority", "queue", "queued",
+        "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window", "sender", "takes_data",
+        "trailing", "tunnel", "withheld",
     )  # fmt: skip
 
     version = "h2"
 
     def __init__(self, connection: Connection, stream_id: int) -> None:
         self.connection = connection
+        self.sender = connection.sender
         self.receiver: Receiver = NOBODY
         self.reused = False
         self.id = stream_id  # 0: not opened yet
@@ -56,8 +60,6 @@ class Stream:
         self.priority = UNSAID
         self.ending = False  # END_STREAM follows the queue
         self.trailing: Fields | None = None
-        self.mark = 0  # where in the sender's output our last frame header lies,
-        self.mark_turn = -1  # as long as that turn's output is unsent
 
     @property
     def state(self) -> str:
@@ -80,8 +82,16 @@ class Stream:
         raise NotImplementedError
 
     def data(self, chunk: bytes) -> None:
-        if self.send_open and not self.ending and chunk:
-            self.connection.sender.data(self, chunk)
+        size = len(chunk)
+        sender = self.sender
+        # While something is lent nothing waits on any stream, so what is open is not ending either.
+        if size and size <= sender.room and size <= self.send_window and self.send_open:
+            sender.room -= size
+            self.send_window -= size
+            sender.last = self
+            sender.out += (_short_data(size, self.id), chunk)
+        elif size and self.send_open and not self.ending:
+            sender.data(self, chunk)
 
     def trailers(self, fields: Fields) -> None:
         if self.send_open and not self.ending and not self.tunnel:
