@@ -20,7 +20,7 @@ from headrace import ports
 from headrace.imports import load_beside
 from proxy.h2_shapes import Find
 from proxy.io.express import Known
-from proxy.io.inbound_tcp import TcpListener, bind, listen_tcp
+from proxy.io.inbound_tcp import TcpListener, bind, listen_tcp, was_resumed
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.io.tls import TlsIdentity
 from proxy.messages import Leg, RequestHead
@@ -232,7 +232,7 @@ class Listeners:
         if listen.scheme in ("http", "https"):
             door = Door(self._gateway)
             tls = identity.context(HTTP_ALPN) if identity and listen.scheme == "https" else None
-            observe = identity.observe if identity and tls else None
+            observe = identity.ring.observe if identity and tls else was_resumed
             return OpenTcp(await listen_tcp(listen, door, tls=tls, observe=observe, sock=bind(listen)), door)
         from resolver.io.listen import listen_dns
 

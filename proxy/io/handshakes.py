@@ -22,7 +22,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any
 
 from proxy.io.rims import Service
 
@@ -98,7 +98,7 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._give_place_back()  # the rim takes its own
-        self._arrive(cast(asyncio.Transport, transport), self._peer)
+        self._arrive(transport, self._peer)  # type: ignore[arg-type]  # `cast` is a call
 
     def _fail(self) -> None:
         assert self._sock is not None

@@ -56,15 +56,20 @@ def bind(listen: Listen) -> socket.socket:
     return sock
 
 
+def was_resumed(tls: ssl.SSLObject) -> bool:
+    return bool(tls.session_reused)
+
+
 async def listen_tcp(
     listen: Listen,
     service: Service,
     *,
     tls: ssl.SSLContext | None,
-    observe: Callable[[ssl.SSLObject], object] | None = None,
+    observe: Callable[[ssl.SSLObject], bool] = was_resumed,
     sock: socket.socket | None = None,
 ) -> TcpListener:
-    """Accept connections for `service` until the listener is closed. `observe` sees each finished TLS handshake."""
+    """Accept connections for `service` until the listener is closed. `observe` sees each finished TLS handshake and says
+    whether it resumed a session."""
     sock = sock or bind(listen)
     address: tuple[str, int] = sock.getsockname()[:2]
     hand_over = _HandOver(listen, service, observe)
@@ -79,19 +84,17 @@ async def listen_tcp(
 class _HandOver:
     """Gives the connections of one listener the rim of their version."""
 
-    def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], object] | None) -> None:
+    def __init__(self, listen: Listen, service: Service, observe: Callable[[ssl.SSLObject], bool]) -> None:
         self._listener = str(listen)
         self._service = service
         self._observe = observe
 
     def over_tls(self, transport: asyncio.Transport, peer: tuple[str, int]) -> None:
         """ALPN tells the version; a client that offers none speaks HTTP/1 (RFC 9112 needs none)."""
-        tls = cast(ssl.SSLObject, transport.get_extra_info("ssl_object"))
-        if self._observe is not None:
-            self._observe(tls)
+        tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
         give_back(transport)
         version = "h2" if tls.selected_alpn_protocol() == "h2" else "h1"
-        resumed = bool(tls.session_reused)
+        resumed = self._observe(tls)
         self.give(transport, Origin(peer[0], peer[1], self._listener, b"https", version, "", resumed))
 
     def in_clear(self, transport: asyncio.Transport, version: str) -> asyncio.Protocol:

@@ -12,8 +12,6 @@ import asyncio
 import ctypes
 import mmap
 
-_WORTH_IT = 64 * 1024
-
 
 def _kernels_madvise() -> ctypes._NamedFuncPointer | None:
     try:
@@ -26,7 +24,9 @@ def _kernels_madvise() -> ctypes._NamedFuncPointer | None:
 
 _madvise = _kernels_madvise()
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", -1)
-_IN_PAGE = mmap.PAGESIZE - 1
+_WHOLE_PAGES = -mmap.PAGESIZE
+_SECOND_PAGE = 2 * mmap.PAGESIZE - 1
+_first_byte, _address = ctypes.c_char.from_buffer, ctypes.addressof
 
 
 def give_back(transport: asyncio.BaseTransport) -> bool:
@@ -39,9 +39,7 @@ def give_back(transport: asyncio.BaseTransport) -> bool:
     if reader is None or _madvise is None or _DONT_NEED < 0:
         return False
     buffer = reader.get_buffer(1)
-    size = len(buffer)
-    if size < _WORTH_IT:
-        return False
-    start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    first = (start + mmap.PAGESIZE + _IN_PAGE) & ~_IN_PAGE
-    return bool(_madvise(first, ((start + size) & ~_IN_PAGE) - first, _DONT_NEED) == 0)
+    start = _address(_first_byte(buffer))
+    first = (start + _SECOND_PAGE) & _WHOLE_PAGES
+    size = ((start + len(buffer)) & _WHOLE_PAGES) - first
+    return size > 0 and _madvise(first, size, _DONT_NEED) == 0

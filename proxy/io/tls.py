@@ -121,14 +121,13 @@ class TicketRing:
         except Unreachable as exc:
             self._give_up(exc)
 
-    def observe(self, handshaken: ssl.SSLObject | ssl.SSLSocket | None) -> bool:
+    def observe(self, handshaken: ssl.SSLObject) -> bool:
         """Count a finished server handshake; True when it resumed a session."""
-        resumed = bool(handshaken and handshaken.session_reused)
-        if resumed:
+        if handshaken.session_reused:
             self.resumed += 1
-        else:
-            self.full += 1
-        return resumed
+            return True
+        self.full += 1
+        return False
 
     def configure(self, rules: Tickets) -> None:
         """A reload's rules, for the keys that there are and the tickets to come."""
@@ -298,10 +297,6 @@ class TlsIdentity:
         self.ring.install(front)
         self._fronts.append((front, alpn))
         return front
-
-    def observe(self, handshaken: ssl.SSLObject | ssl.SSLSocket | None) -> bool:
-        """Count a finished handshake as full or resumed; True when resumed."""
-        return self.ring.observe(handshaken)
 
     def reload(self, cert_file: str = "", key_file: str = "") -> bool:
         """Serve what the files (or other files) hold now, from the next handshake on. False when nothing changed.

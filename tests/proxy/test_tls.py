@@ -98,7 +98,7 @@ class Echo(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.identity.observe(transport.get_extra_info("ssl_object"))
+        self.identity.ring.observe(transport.get_extra_info("ssl_object"))
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
