@@ -1,4 +1,4 @@
-"""The README tells the truth: its commands exist, its files exist, its first screen shows how to begin."""
+"""The README and docs/ tell the truth: commands, files and links exist; the first screen shows how to begin."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.lab.tries import TRIES, Try
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -22,18 +23,27 @@ def test_the_first_screen_shows_the_picture_and_the_two_commands() -> None:
     assert "make test" in screen
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake ([a-z]+)\b", README)) - {"it"}))
-def test_every_make_target_exists(target: str) -> None:
+def found(pattern: str) -> list[tuple[str, str]]:
+    """What matches, with the page that it stands on."""
+    return sorted({(page, match) for page, text in PAGES.items() for match in re.findall(pattern, text, re.MULTILINE)})
+
+
+@pytest.mark.parametrize(("page", "target"), found(r"(?:`|^    )make ([a-z]+)\b"))
+def test_every_make_target_exists(page: str, target: str) -> None:
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "command", sorted(set(re.findall(r"\bheadrace ([a-z]+)\b", README)) - {"again", "is", "costs"})
-)
-def test_every_command_exists(command: str) -> None:
+@pytest.mark.parametrize(("page", "command"), found(r"(?:`|^    |^)headrace ([a-z]+)\b"))
+def test_every_command_exists(page: str, command: str) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0
+
+
+@pytest.mark.parametrize(("page", "module"), found(r"python -m (bench \w+)"))
+def test_every_bench_exists(page: str, module: str) -> None:
+    name = module.split()[1]
+    assert (ROOT / "bench" / f"{name}.py").exists()
 
 
 @pytest.mark.parametrize("each", TRIES, ids=lambda each: each.name)
@@ -41,14 +51,24 @@ def test_the_lines_of_a_kept_demo_are_shown_word_for_word(each: Try) -> None:
     assert f"\n# {each.name}\n{each.command}\n" in README
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|config|bench|systemd|docs)/[\w./-]+)`", README))))
-def test_every_file_named_exists(path: str) -> None:
-    assert (ROOT / path).exists()
+@pytest.mark.parametrize(
+    ("page", "path"), found(r"`((?:tests|config|bench|systemd|docs|proxy|resolver|headrace)/[\w./*-]+)`")
+)
+def test_every_file_named_exists(page: str, path: str) -> None:
+    assert list(ROOT.glob(path))
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([\w./-]+)\)", README))))
-def test_every_link_leads_somewhere(path: str) -> None:
-    assert (ROOT / path).exists()
+@pytest.mark.parametrize(("page", "link"), found(r"\]\((?!https?:)([^)]+)\)"))
+def test_every_link_leads_somewhere(page: str, link: str) -> None:
+    base = ROOT if page == "README.md" else ROOT / "docs"
+    path, _, heading = link.partition("#")
+    text = (base / path).read_text() if (base / path).is_file() else ""
+    assert (base / path).exists()
+    assert not heading or heading in {anchor(line) for line in text.splitlines() if line.startswith("#")}
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")
 
 
 def test_every_dependency_has_its_reason() -> None:
