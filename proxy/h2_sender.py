@@ -3,7 +3,7 @@
 Theory: frames gather in `out` until the rim takes them all for one write. DATA goes straight in when both windows, the
 turn's room and the transport allow and nobody waits; the rest waits on its stream, and `pump` serves the waiting streams as
 `proxy.turns` says, by RFC 9218. What is in `out` cannot be overtaken any more, so a turn takes PUMP_BYTES and no more.
-END_STREAM is set on the frame that lies last in `out` when the end follows at once, which saves a frame an answer.
+END_STREAM is set on the head that still lies in `out`, or on the DATA that lies there last, which saves a frame an answer.
 
 A token's way is the most trodden one of all: while nothing waits, `room` is what streams may take of the connection's window
 and of the turn without asking (`Stream.data`); what they took is counted when somebody else needs to know (`settle`).
@@ -103,7 +103,7 @@ class Sender:
     def headers(self, stream: Stream, fields: Fields, *, end: bool = False) -> None:
         """A header block, cut into CONTINUATION frames where it must be."""
         self.block(stream.id, fields, end=end)
-        self.last = stream
+        stream.mark, stream.mark_turn, stream.flows = len(self.out) - 2, self.turn, False
         if end:
             stream.send_open = False
             self.ended(stream)
@@ -146,7 +146,7 @@ class Sender:
         view = chunk if size <= self.max_frame else memoryview(chunk)
         for at in range(0, size, self.max_frame):
             self._frame(DATA, 0, stream.id, view[at : at + self.max_frame])
-        self.last = stream
+        self.last, stream.flows = stream, True
         if not self.queued:
             self._lend()
 
@@ -234,21 +234,25 @@ class Sender:
             return
         self._end_now(stream)
 
-    def _end_now(self, stream: Stream, at: int = -2) -> None:
-        """`at`: where in `out` the header of a frame lies that may be its last."""
+    def _end_now(self, stream: Stream, at: int = -1) -> None:
+        """`at`: where in `out` the header of its last frame lies, if that is known."""
         if self._lent:
             self.settle()
         stream.ending = True
         if stream.trailing is not None:
             self.headers(stream, stream.trailing, end=True)
             return
-        header = self.out[at] if at >= 0 or self.last is stream else b""
+        if at < 0 and stream.flows and self.last is stream:
+            at = len(self.out) - 2
+        elif at < 0 and not stream.flows and stream.mark_turn == self.turn:
+            at = stream.mark
+        header = self.out[at] if at >= 0 else b""
         if header and (header[3] == DATA or (header[4] & END_HEADERS and header[3] == HEADERS)):
             self.out[at] = bytes(header[:4]) + _ENDED[header[4]] + bytes(header[5:])
             self.last = None
         else:
             self._frame(DATA, END_STREAM, stream.id, b"")
-        stream.send_open = False
+        stream.send_open = stream.flows = False
         self.ended(stream)
 
     def reset(self, stream: Stream, code: int) -> None:
@@ -258,7 +262,7 @@ class Sender:
 
     def drop(self, stream: Stream) -> None:
         """Forget what waits of a stream that ended early."""
-        stream.send_open = False
+        stream.send_open = stream.flows = False
         if stream.queue:
             self.turns.remove(stream.id)
             self.queued -= stream.queued
@@ -351,7 +355,7 @@ class Sender:
         stream.send_window -= size
         self.queued -= size
         self.window -= size
-        self.last = None
+        self.last, stream.flows = None, True
         self.out.append(_header(size >> 8, size & 0xFF, DATA, 0, stream.id))
         self.out += pieces
         self.pending += size + 9

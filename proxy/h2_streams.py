@@ -29,9 +29,9 @@ class Stream:
     """A leg (`proxy.messages.Leg`) over one stream. The two roles add head(), interim() and abort()."""
 
     __slots__ = (
-        "connection", "ending", "expected", "full", "id", "owed", "paused", "peer_ended", "priority", "queue", "queued",
-        "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window", "sender", "takes_data",
-        "trailing", "tunnel", "withheld",
+        "connection", "ending", "expected", "flows", "full", "id", "mark", "mark_turn", "owed", "paused", "peer_ended",
+        "priority", "queue", "queued", "receiver", "recv_open", "recv_window", "reused", "seen", "send_open", "send_window",
+        "sender", "takes_data", "trailing", "tunnel", "withheld",
     )  # fmt: skip
 
     version = "h2"
@@ -60,6 +60,9 @@ class Stream:
         self.priority = UNSAID
         self.ending = False  # END_STREAM follows the queue
         self.trailing: Fields | None = None
+        self.flows = False  # sent DATA since its head, and may send more
+        self.mark = 0  # until then: where in the sender's output its head lies,
+        self.mark_turn = -1  # as long as that turn's output is unsent
 
     @property
     def state(self) -> str:
@@ -84,8 +87,8 @@ class Stream:
     def data(self, chunk: bytes) -> None:
         size = len(chunk)
         sender = self.sender
-        # While something is lent nothing waits on any stream, so what is open is not ending either.
-        if size and size <= sender.room and size <= self.send_window and self.send_open:
+        # While something is lent nothing waits on any stream.
+        if size and size <= sender.room and size <= self.send_window and self.flows:
             sender.room -= size
             self.send_window -= size
             sender.last = self

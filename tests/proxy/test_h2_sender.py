@@ -121,6 +121,33 @@ def test_an_end_at_once_is_said_by_the_last_frame() -> None:
     assert data_of(served.heard()) == [(1, b"a", False), (3, b"b", True)]
 
 
+def test_ends_are_said_by_the_heads_that_have_not_left_whoever_spoke_between() -> None:
+    served = Served()
+    streams = [served.ask(2 * number + 1)[0] for number in range(3)]
+    for stream in streams:
+        stream.head(HEAD)
+    for stream in streams:
+        stream.end()
+    assert [(s.kind, s.stream_id, s.end) for s in served.heard()] == [
+        ("Headers", stream.id, True) for stream in streams
+    ]
+
+
+def test_an_end_behind_a_head_and_what_waited_of_its_body_is_said_by_neither() -> None:
+    served = Served()
+    one, _, told = served.ask(1)
+    two = served.ask(3)[0]
+    told.on_drained = one.end  # type: ignore[method-assign]
+    one.head(HEAD)
+    served.h2.sender.blocked = True
+    one.data(b"x" * 60_000)
+    one.full = True
+    two.head(HEAD)
+    served.h2.sender.blocked = False
+    seen = [(s.kind, s.stream_id, s.end) for s in served.heard() if s.stream_id == 1]
+    assert seen == [("Headers", 1, False), *[("Data", 1, False)] * 4, ("Data", 1, True)]
+
+
 def test_an_end_after_somebody_elses_frame_is_a_frame_of_its_own() -> None:
     served, (one, two) = speaking(2)
     one.data(b"a")
