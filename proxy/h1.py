@@ -29,6 +29,8 @@ TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([\x21\x22\x24-\x7e\x80-\xff]+) HTTP/([0-9]\.[0-9])")
 STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([\t\x20-\x7e\x80-\xff]*))?")
 FIELD_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
+PROTOCOL = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?:/[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
+CARRIES_HTTP = frozenset({b"http", b"h2c", b"tls"})
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]{0,5})?")
 
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
@@ -226,15 +228,18 @@ def _ask_more(head: RequestHead, special: dict[bytes, bytes], framing: Framing) 
         return
     head.expect_continue = special.get(b"expect", b"").lower() == b"100-continue"
     if b"upgrade" in special and b"upgrade" in _tokens(special.get(b"connection", b"")):
-        head.protocol = _switchable(_tokens(special[b"upgrade"])[0], head.length)
+        head.protocol = _switchable(next(iter(_tokens(special[b"upgrade"])), b""), head.length)
         if head.protocol == b"websocket" and not (head.method == b"GET" and is_key(head.get(b"sec-websocket-key"))):
             raise HeadError("websocket upgrade without GET or a key of 16 bytes (RFC 6455 4.2.1)")
 
 
 def _switchable(token: bytes, length: int | None) -> bytes:
-    """The protocol to switch to, or b"": an Upgrade may always be ignored (RFC 9110 7.8). With a body there are two
-    readings of where it ends, and h2c would carry requests past our eyes."""
-    return token if length == 0 and token not in (b"h2c", b"tls/1.0") and TOKEN.fullmatch(token) else b""
+    """The protocol to switch to, `name` or `name/version`, or b"": an Upgrade may always be ignored (RFC 9110 7.8). With a
+    body there are two readings of where it ends, and what carries HTTP would carry requests past our eyes."""
+    name = token.partition(b"/")[0]
+    if length != 0 or name in CARRIES_HTTP or PROTOCOL.fullmatch(token) is None:
+        return b""
+    return token
 
 
 def _request_framing(special: dict[bytes, bytes], framing: Framing) -> int | None:

@@ -62,6 +62,8 @@ class Relay:
         """Take over a client's leg: sets its receiver and starts dialling."""
         now = self.clock()
         name = self.id_of(next(self._numbers)).decode()
+        if head.protocol and head.protocol != b"websocket" and not _speaks_h1(pool):
+            head.protocol = b""  # an Upgrade may always be ignored (RFC 9110 7.8), and only h1 has it
         heart = None
         if pool.config.llm.heartbeat_s and not head.protocol:
             leg = heart = HeartbeatLeg(leg, pool.config.llm.heartbeat_s)
@@ -104,3 +106,7 @@ class Relay:
         """The hard stop: every exchange ends now, none of them cleanly."""
         for exchange in list(self.exchanges):
             exchange.stop(Abort(Party.US, Stage.BODY, Cause.REFUSED, detail))
+
+
+def _speaks_h1(pool: PoolState) -> bool:
+    return any(edge.scheme != "h3" and edge.protocol in ("auto", "h1") for edge in pool.config.edges)

@@ -66,6 +66,29 @@ def test_hop_by_hop_and_nominated_fields_stay_here() -> None:
     assert head.fields == [(b"x-keep", b"1"), (b"te", b"trailers")]
 
 
+@pytest.mark.parametrize(
+    ("said", "protocol"),
+    [
+        ("foo", b"foo"),
+        ("Foo/2.1", b"foo/2.1"),
+        ("foo/2, websocket", b"foo/2"),
+        ("h2c", b""),
+        ("h2c/1", b""),
+        ("TLS/1.0", b""),
+        ("HTTP/2.0", b""),
+        ("foo/", b""),
+        ("/foo", b""),
+        ("foo/b/r", b""),
+        ("f o", b""),
+        ("", b""),
+        (",", b""),
+    ],
+)
+def test_an_upgrade_names_a_protocol_with_or_without_version(said: str, protocol: bytes) -> None:
+    raw = request("GET / HTTP/1.1", "Host: h", "Connection: upgrade", f"Upgrade: {said}")
+    assert parse_request(raw, b"http")[0].protocol == protocol
+
+
 def test_connection_may_not_name_credentials() -> None:
     with pytest.raises(HeadError, match="authorization"):
         parse_request(request("GET / HTTP/1.1", "Host: h", "Connection: Authorization", "Authorization: x"), b"http")
