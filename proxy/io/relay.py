@@ -16,15 +16,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy import headers
+from proxy.exchange import Phase
 from proxy.io.edges import PoolState
 from proxy.io.exchange import Exchange
 from proxy.io.heartbeat import HeartbeatLeg
 from proxy.io.rims import Origin
 from proxy.io.switched import Switched
-from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
+from proxy.messages import Abort, Cause, Leg, Party, RequestHead, ResponseHead, Stage
 from proxy.waterfall import Finished
 
 TICK_S = 0.25
+CONTINUE_AFTER_S = 0.3
 NEVER = float("inf")
 
 
@@ -72,7 +74,18 @@ class Relay:
             heart.belongs_to(exchange)
         self._enter(exchange, now)
         exchange.start()
+        if head.expect_continue:
+            asyncio.get_running_loop().call_later(CONTINUE_AFTER_S, self._encourage, exchange)
         return exchange
+
+    def _encourage(self, exchange: Exchange) -> None:
+        """Say the 100 that an edge owes, to a client that still waits for it: many servers have no Expect over h2 and h3,
+        and curl would wait for a second (RFC 9110 10.1.1). A refusal that came by now has spared the client its body."""
+        if exchange.phase is Phase.DIALING:
+            asyncio.get_running_loop().call_later(CONTINUE_AFTER_S, self._encourage, exchange)
+        elif exchange.phase is Phase.ASKED and not (exchange.continued or exchange.client_ended or exchange.bytes_in):
+            exchange.continued = True
+            exchange.client.interim(ResponseHead(100, []))
 
     def enter(self, living: Living, now: float) -> int:
         """Have `living` among the exchanges until it leaves by itself; its number."""
