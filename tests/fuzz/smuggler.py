@@ -75,7 +75,6 @@ async def gateway_before(seen: Seen, ca: ThrowAwayCa, records: list[RequestRecor
         await edges.close()
         plain.close()
         quic.close()
-        await asyncio.sleep(0.05)
 
 
 async def smuggle(name: str, cases: list[Case], ca: ThrowAwayCa) -> Verdict:

@@ -10,10 +10,11 @@ import pytest
 from config.model import Listen
 from proxy.io.inbound_tcp import bind
 from resolver.io.quic_bind import bind_quic
-from tests.peers.ports import free_port
+from tests.peers.ports import free_port, needs_ipv6
 
 
 @pytest.mark.parametrize("take", [bind, bind_quic], ids=["tcp", "quic"])
+@needs_ipv6
 def test_a_port_is_had_on_the_wildcards_of_both_families(take: Callable[[Listen], socket.socket]) -> None:
     port = free_port()
     four, six = take(Listen("h3", "0.0.0.0", port)), take(Listen("h3", "::", port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.lab.ports import free_ports
+from tests.patience import no_hang
 
 
 def _has_ipv6() -> bool:
@@ -27,6 +29,20 @@ needs_ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="this machine has no ::1")
 def free_port() -> int:
     """A port of TCP and UDP that stays free until a server of ours takes it, because the kernel lends it to nobody."""
     return free_ports(1)[0]
+
+
+async def until_open(port: int, host: str = "127.0.0.1") -> None:
+    """Until somebody listens there."""
+    async with no_hang():
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                await writer.wait_closed()
+                return
 
 
 @contextmanager

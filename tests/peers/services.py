@@ -8,27 +8,15 @@ from collections.abc import Callable
 from proxy.io.rims import InboundConnection, Limits, Origin
 from proxy.messages import Leg, RequestHead, ResponseHead
 from tests.patience import HANG_S
-from tests.peers.fakeleg import Recorder
+from tests.peers.heard import Heard
 
 
-class Exchange(Recorder):
+class Exchange(Heard):
     """One request as the service saw it."""
 
     def __init__(self, leg: Leg, head: RequestHead, origin: Origin) -> None:
         super().__init__()
         self.leg, self.head, self.origin = leg, head, origin
-        self.changed = asyncio.Event()
-
-    def __getattribute__(self, name: str) -> object:
-        if name.startswith("on_"):
-            self.changed.set()
-        return super().__getattribute__(name)
-
-    async def until(self, word: str, timeout_s: float = HANG_S) -> None:
-        async with asyncio.timeout(timeout_s):
-            while word not in self.words:
-                self.changed.clear()
-                await self.changed.wait()
 
     def answer(self, body: bytes = b"ok", status: int = 200) -> None:
         self.leg.head(ResponseHead(status, [(b"content-length", b"%d" % len(body))], length=len(body)))

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from headrace.lab.ca import ThrowAwayCa, issue
+from tests.settled import SettledLoop
 
 # The h3 rims work on bare sockets, the h1 rims write to uvloop's transports directly: what both do differs between the loops.
 ON_BOTH = ("test_arrivals", "test_inbound_h1", "test_outbound_h1")
@@ -18,7 +19,7 @@ H3_ON_BOTH = ("inbound", "answers", "connections", "outbound", "outbound_streams
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": SettledLoop}
     if item.path.stem in (*ON_BOTH, *(f"test_h3_{name}" for name in H3_ON_BOTH)):
         loops["uvloop"] = uvloop.new_event_loop
     return loops

@@ -25,37 +25,12 @@ from proxy.io.rims import EdgeConnection, Service
 from proxy.messages import Leg, RequestHead
 from proxy.waterfall import RequestRecord
 from resolver.io.clock import now
-from tests.patience import HANG_S
-from tests.peers.fakeleg import Recorder
+from tests.patience import eventually
+from tests.peers.heard import Heard
 from tests.peers.services import ByHand
 
 VERSIONS = ("h1", "h2", "h3")
 PAIRS = [(down, up) for down in VERSIONS for up in VERSIONS]
-
-
-class Heard(Recorder):
-    """What the client hears, with something to wait on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed = asyncio.Event()
-
-    def __getattribute__(self, name: str) -> object:
-        if name.startswith("on_"):
-            self.changed.set()
-        return super().__getattribute__(name)
-
-    async def until(self, word: str, timeout_s: float = HANG_S) -> None:
-        async with asyncio.timeout(timeout_s):
-            while word not in self.words:
-                self.changed.clear()
-                await self.changed.wait()
-
-    async def until_bytes(self, size: int, timeout_s: float = HANG_S) -> None:
-        async with asyncio.timeout(timeout_s):
-            while len(self.body) < size:
-                self.changed.clear()
-                await self.changed.wait()
 
 
 class Matrix:
@@ -116,6 +91,10 @@ class Matrix:
         leg.head(head)
         return leg, heard
 
+    @property
+    def open_clients(self) -> list[EdgeConnection]:
+        return [client for client in self._clients if not client.closed]
+
     def close_clients(self) -> None:
         for client in self._clients:
             client.close()
@@ -155,7 +134,7 @@ async def matrix(
             await edges.close()
             for connection in list(origin.connections):
                 connection.close_now()
-            await asyncio.sleep(0.01)  # transports report their loss on the next turns
+            await eventually(lambda: not (origin.connections or gateway.connections or made.open_clients))
 
 
 async def _listen_all(service: Service, ca: ThrowAwayCa, stack: AsyncExitStack) -> dict[str, int]:

@@ -10,8 +10,9 @@ from headrace.lab.ca import ThrowAwayCa
 from proxy.io.rims import EdgeConnection
 from proxy.known_heads import are_alike
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, ResponseHead, Stage
+from tests.peers.heard import Heard
 from tests.peers.services import Exchange
-from tests.proxy.matrix import Heard, Matrix, matrix
+from tests.proxy.matrix import Matrix, matrix
 
 CANCEL = Abort(Party.US, Stage.BODY, Cause.CANCELLED, "test")
 LOST = Abort(Party.EDGE, Stage.BODY, Cause.LOST, "test")
@@ -42,9 +43,9 @@ async def sent(
 
 async def whole(made: Matrix, client: EdgeConnection, head: RequestHead, body: bytes = b"") -> tuple[Heard, Exchange]:
     _, heard, exchange = await sent(made, client, head, body)
-    await exchange.until("end", HANG_S)
+    await exchange.until("end")
     exchange.answer(b"hello")
-    await heard.until("end", HANG_S)
+    await heard.until("end")
     return heard, exchange
 
 
@@ -114,13 +115,13 @@ async def test_a_body_that_comes_later_goes_the_ordinary_way(down: str, ca: Thro
         leg, heard = made.ask(client, "h1", post(4))
         leg.data(b"ab")
         exchange = await made.origin.arrived(HANG_S)
-        await exchange.until("data", HANG_S)
+        await exchange.until("data")
         assert exchange.body == b"ab"
         leg.data(b"cd")
         leg.end()
-        await exchange.until("end", HANG_S)
+        await exchange.until("end")
         exchange.answer(b"hello")
-        await heard.until("end", HANG_S)
+        await heard.until("end")
         assert exchange.body == b"abcd" and taken(made) == 0
 
 
@@ -131,7 +132,7 @@ async def test_a_cancelled_stream_cancels_its_edge(down: str, ca: ThrowAwayCa) -
         leg, _, exchange = await sent(made, client, get())
         assert taken(made) == 1
         leg.abort(CANCEL)
-        await exchange.until("abort", HANG_S)
+        await exchange.until("abort")
         assert exchange.leg is not None
         async with asyncio.timeout(HANG_S):
             while made.gateway.active:
@@ -147,10 +148,10 @@ async def test_an_event_stream_is_relayed_as_it_comes(down: str, ca: ThrowAwayCa
         _, heard, exchange = await sent(made, client, get())
         exchange.leg.head(ResponseHead(200, [(b"content-type", b"text/event-stream")]))
         exchange.leg.data(b"data: 1\n\n")
-        await heard.until_bytes(9, HANG_S)
+        await heard.until_bytes(9)
         exchange.leg.data(b"data: 2\n\n")
         exchange.leg.end()
-        await heard.until("end", HANG_S)
+        await heard.until("end")
         assert heard.body == b"data: 1\n\ndata: 2\n\n" and made.records[-1].events == 2
         assert taken(made) == 1
 
@@ -162,9 +163,9 @@ async def test_an_answer_that_is_cut_never_ends_cleanly(down: str, ca: ThrowAway
         _, heard, exchange = await sent(made, client, get())
         exchange.leg.head(ResponseHead(200, [(b"content-length", b"10")], length=10))
         exchange.leg.data(b"half")
-        await heard.until_bytes(4, HANG_S)
+        await heard.until_bytes(4)
         exchange.leg.abort(LOST)
-        await heard.until("abort", HANG_S)
+        await heard.until("abort")
         assert "end" not in heard.words
 
 
@@ -177,7 +178,7 @@ async def test_an_edge_that_closes_its_idle_connection_costs_no_answer(down: str
         exchange.leg.abort(LOST)
         again = await made.origin.arrived(HANG_S)
         again.answer(b"hello")
-        await heard.until("end", HANG_S)
+        await heard.until("end")
         assert heard.body == b"hello" and taken(made) == 1
 
 
@@ -203,7 +204,7 @@ async def test_many_streams_at_once_leave_nothing_behind(down: str, ca: ThrowAwa
             for leg, _ in asked:
                 leg.end()
             for _, heard in asked:
-                await heard.until("end", HANG_S)
+                await heard.until("end")
         edge = made.edges.pool("h1").edges["h1-edge"]
         assert (made.gateway.active, edge.standing.inflight, edge.connections.counts.busy) == (0, 0, 0)
         assert taken(made) > 50

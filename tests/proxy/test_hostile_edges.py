@@ -19,7 +19,8 @@ from config.model import Config, Edge, Pool, Probe, Timeouts
 from headrace.lab.ca import ThrowAwayCa
 from proxy.messages import RequestHead
 from tests.patience import HANG_S
-from tests.proxy.matrix import VERSIONS, Heard, Matrix, matrix
+from tests.peers.heard import Heard
+from tests.proxy.matrix import VERSIONS, Matrix, matrix
 
 OK = b"HTTP/1.1 200 OK\r\n"
 INNOCENT = OK + b"content-length: 3\r\n\r\ntwo"

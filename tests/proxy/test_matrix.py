@@ -10,8 +10,9 @@ import pytest
 from headrace.lab.ca import ThrowAwayCa
 from proxy.io.rims import EdgeConnection
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, ResponseHead, Stage
+from tests.peers.heard import Heard
 from tests.peers.services import Exchange
-from tests.proxy.matrix import PAIRS, Heard, Matrix, matrix
+from tests.proxy.matrix import PAIRS, Matrix, matrix
 
 pytestmark = pytest.mark.parametrize(("down", "up"), PAIRS, ids=[f"{down}-{up}" for down, up in PAIRS])
 

@@ -14,8 +14,9 @@ from proxy.io.inbound_h1_leg import H1ClientLeg
 from proxy.messages import Abort, Cause, Party, RequestHead, ResponseHead, Stage
 from tests.patience import HANG_S, no_hang
 from tests.peers.h3peers import Answer, Client
+from tests.peers.heard import Heard
 from tests.peers.services import Exchange
-from tests.proxy.matrix import Heard, Matrix, matrix
+from tests.proxy.matrix import Matrix, matrix
 
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
 ASKED = [(b"sec-websocket-version", b"13"), (b"sec-websocket-protocol", b"realtime")]

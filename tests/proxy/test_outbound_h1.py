@@ -14,7 +14,7 @@ from websockets.utils import accept_key
 from proxy.io.outbound_h1 import MAX_RESPONSE_HEAD, H1EdgeConnection
 from proxy.messages import Abort, Cause, Party, RequestHead, Stage
 from tests.patience import no_hang
-from tests.proxy.matrix import Heard
+from tests.peers.heard import Heard
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
 import hypercorn.asyncio
 import hypercorn.config
-import pytest
 import uvloop
 
 from headrace.lab.ca import ThrowAwayCa
@@ -19,30 +17,12 @@ from proxy import h2_frames as wire
 from proxy.io.outbound_h2 import H2EdgeConnection
 from proxy.messages import Abort, Cause, Leg, Party, RequestHead, Stage
 from tests.patience import HANG_S, no_hang, soon
-from tests.peers.fakeleg import Recorder
-from tests.peers.ports import free_port
+from tests.peers.heard import Heard
+from tests.peers.nginx import needs_nginx, nginx
+from tests.peers.ports import free_port, until_open
 from tests.proxy.h2_wire import OK, Eyes, Seen, body, frame, headers, settings, word
 
-NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
-needs_nginx = pytest.mark.skipif(not Path(NGINX).exists(), reason="nginx is not installed")
 CANCEL = Abort(Party.CLIENT, Stage.HEAD, Cause.CANCELLED)
-
-
-class Heard(Recorder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed = asyncio.Event()
-
-    def __getattribute__(self, name: str) -> object:
-        if name.startswith("on_"):
-            self.changed.set()
-        return super().__getattribute__(name)
-
-    async def until(self, *words: str, timeout_s: float = HANG_S) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not set(words) & set(self.words):
-                self.changed.clear()
-                await self.changed.wait()
 
 
 def ask(
@@ -54,44 +34,15 @@ def ask(
     return leg, heard
 
 
+def serving(folder: Path, ca: ThrowAwayCa, server: str = "") -> AbstractAsyncContextManager[int]:
+    return nginx(folder, ca.cert_file, ca.key_file, server, h2=True)
+
+
 async def get(connection: H2EdgeConnection, target: bytes = b"/") -> Heard:
     leg, heard = ask(connection, target=target)
     leg.end()
     await heard.until("end", "abort")
     return heard
-
-
-@asynccontextmanager
-async def nginx(tmp_path: Path, ca: ThrowAwayCa, server: str) -> AsyncIterator[int]:
-    port, conf = free_port(), tmp_path / "nginx.conf"
-    temp = " ".join(
-        f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    conf.write_text(f"""daemon off; master_process off; pid {tmp_path}/pid; error_log {tmp_path}/error.log;
-events {{ worker_connections 64; }}
-http {{ access_log off; {temp}
-  server {{ listen 127.0.0.1:{port} ssl http2; ssl_certificate {ca.cert_file}; ssl_certificate_key {ca.key_file};
-    root {tmp_path}; client_max_body_size 64m; {server} }} }}""")
-    process = await asyncio.create_subprocess_exec(NGINX, "-c", str(conf), "-e", f"{tmp_path}/start.log")
-    try:
-        await until_open(port)
-        yield port
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def until_open(port: int) -> None:
-    async with no_hang():
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-            else:
-                writer.close()
-                await writer.wait_closed()
-                return
 
 
 @asynccontextmanager
@@ -112,7 +63,7 @@ async def test_nginx_serves_small_and_large_answers_side_by_side(ca: ThrowAwayCa
     large = bytes(range(256)) * 40_000
     (tmp_path / "large").write_bytes(large)
     (tmp_path / "small").write_bytes(b"small")
-    async with nginx(tmp_path, ca, "") as port, dialled(port, ca) as edge:
+    async with serving(tmp_path, ca) as port, dialled(port, ca) as edge:
         answers = await asyncio.gather(
             get(edge, b"/large"), *[get(edge, b"/small") for _ in range(20)], get(edge, b"/none")
         )
@@ -125,7 +76,7 @@ async def test_nginx_serves_small_and_large_answers_side_by_side(ca: ThrowAwayCa
 @needs_nginx
 async def test_a_paused_answer_stops_within_its_window(ca: ThrowAwayCa, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"x" * 10_000_000)
-    async with nginx(tmp_path, ca, "") as port, dialled(port, ca) as edge:
+    async with serving(tmp_path, ca) as port, dialled(port, ca) as edge:
         leg, heard = ask(edge, target=b"/large")
         leg.pause()
         leg.end()
@@ -143,7 +94,7 @@ async def test_a_paused_answer_stops_within_its_window(ca: ThrowAwayCa, tmp_path
 
 @needs_nginx
 async def test_an_upload_is_taken_as_fast_as_nginx_allows(ca: ThrowAwayCa, tmp_path: Path) -> None:
-    async with nginx(tmp_path, ca, "location /up { dav_methods PUT; create_full_put_path on; }") as port:
+    async with serving(tmp_path, ca, "location /up { dav_methods PUT; create_full_put_path on; }") as port:
         async with dialled(port, ca) as edge:
             leg, heard = ask(edge, b"PUT", b"/up/file", length=None)
             chunk = bytes(range(256)) * 256
@@ -164,7 +115,7 @@ async def test_nginx_that_leaves_after_three_requests_is_left_with_nothing_lost(
     ca: ThrowAwayCa, tmp_path: Path
 ) -> None:
     (tmp_path / "small").write_bytes(b"small")
-    async with nginx(tmp_path, ca, "keepalive_requests 3;") as port, dialled(port, ca) as edge:
+    async with serving(tmp_path, ca, "keepalive_requests 3;") as port, dialled(port, ca) as edge:
         changes = []
         edge.on_change = lambda: changes.append((edge.room, edge.closed))
         heard = [ask(edge, target=b"/small") for _ in range(8)]

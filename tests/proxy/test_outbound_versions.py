@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,13 @@ from proxy.io.probes import Prober
 from proxy.io.rims import EdgeConnection, Limits
 from proxy.messages import Cause, Leg
 from proxy.reach import Reach
-from tests.patience import eventually, no_hang, soon, timed
+from tests.patience import eventually, soon, timed
 from tests.peers.authority import Authority
 from tests.peers.edgepeer import Names, ask, edge_peer, say, wait_for_leg
 from tests.peers.fakeleg import FakeLeg
+from tests.peers.nginx import needs_nginx, nginx
 from tests.peers.ports import free_port
 from tests.peers.services import ByHand
-
-NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
-needs_nginx = pytest.mark.skipif(not Path(NGINX).exists(), reason="nginx is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -51,44 +48,9 @@ async def connections(edge: Edge, **options: Any) -> AsyncIterator[EdgeConnectio
         await pool.close()
 
 
-@asynccontextmanager
-async def nginx(directory: Path, authority: Authority, *, h2: bool, limit: int = 1000) -> AsyncIterator[int]:
-    port, pem = free_port(), authority.issue()
-    conf = directory / "nginx.conf"
-    conf.write_text(f"""
-daemon off; worker_processes 1; pid {directory}/pid; error_log {directory}/error.log;
-events {{ worker_connections 256; }}
-http {{
-  access_log off; client_body_temp_path {directory}; proxy_temp_path {directory}; fastcgi_temp_path {directory};
-  uwsgi_temp_path {directory}; scgi_temp_path {directory}; keepalive_requests {limit};
-  server {{
-    listen 127.0.0.1:{port} ssl{" http2" if h2 else ""};
-    ssl_certificate {pem}; ssl_certificate_key {pem}; ssl_protocols TLSv1.3; ssl_session_tickets on;
-    location / {{ return 200 "nginx"; }}
-  }}
-}}
-""")
-    quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(NGINX, "-c", str(conf), "-p", str(directory), stderr=quiet)
-    try:
-        await _listening(port)
-        yield port
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def _listening(port: int) -> None:
-    async with no_hang():
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-            else:
-                writer.close()
-                await writer.wait_closed()
-                return
+def serving(folder: Path, authority: Authority, *, h2: bool, limit: int = 1000) -> AbstractAsyncContextManager[int]:
+    pem, server = authority.issue(), f'keepalive_requests {limit}; location / {{ return 200 "nginx"; }}'
+    return nginx(folder, pem, pem, server, h2=h2)
 
 
 def at(port: int, authority: Authority, protocol: Any = "auto", **facts: Any) -> Edge:
@@ -102,7 +64,7 @@ def at(port: int, authority: Authority, protocol: Any = "auto", **facts: Any) ->
 
 @needs_nginx
 async def test_auto_shares_one_h2_connection_among_a_hundred_requests(authority: Authority, tmp_path: Path) -> None:
-    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
+    async with serving(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
         answers = await asyncio.gather(*(ask(pool) for _ in range(100)))
         assert {hearing.body for hearing, _ in answers} == {b"nginx"}
         assert {marks.version for _, marks in answers} == {"h2"}
@@ -112,7 +74,7 @@ async def test_auto_shares_one_h2_connection_among_a_hundred_requests(authority:
 
 @needs_nginx
 async def test_after_a_network_change_a_connection_with_work_gets_no_more(authority: Authority, tmp_path: Path) -> None:
-    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
+    async with serving(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
         await ask(pool)
         leg, marks = await wait_for_leg(pool).leg()
         assert marks.reused
@@ -147,14 +109,14 @@ async def test_hundreds_that_wait_for_one_connection_are_served_in_their_order(c
 
 @needs_nginx
 async def test_auto_falls_to_h1_where_alpn_has_no_h2(authority: Authority, tmp_path: Path) -> None:
-    async with nginx(tmp_path, authority, h2=False) as port, connections(at(port, authority)) as pool:
+    async with serving(tmp_path, authority, h2=False) as port, connections(at(port, authority)) as pool:
         answers = await asyncio.gather(*(ask(pool) for _ in range(20)))
         assert {marks.version for _, marks in answers} == {"h1"}
 
 
 @needs_nginx
 async def test_h2_that_the_edge_does_not_offer_is_told(authority: Authority, tmp_path: Path) -> None:
-    async with nginx(tmp_path, authority, h2=False) as port, connections(at(port, authority, "h2")) as pool:
+    async with serving(tmp_path, authority, h2=False) as port, connections(at(port, authority, "h2")) as pool:
         abort = await wait_for_leg(pool).abort()
     assert abort.cause is Cause.BROKEN or "alpn" in abort.detail
     assert abort.detail.startswith(f"tls 127.0.0.1:{port}: ")
@@ -162,7 +124,7 @@ async def test_h2_that_the_edge_does_not_offer_is_told(authority: Authority, tmp
 
 @needs_nginx
 async def test_a_tunnel_gets_h1_from_an_edge_that_speaks_h2(authority: Authority, tmp_path: Path) -> None:
-    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
+    async with serving(tmp_path, authority, h2=True) as port, connections(at(port, authority)) as pool:
         await ask(pool)
         leg, marks = await wait_for_leg(pool, upgrade=b"websocket").leg()
         assert (marks.version, pool.version) == ("h1", "h2")
@@ -175,7 +137,7 @@ async def test_a_websocket_of_an_h2_edge_without_extended_connect_is_dialled_aga
     authority: Authority, tmp_path: Path, fresh: bool
 ) -> None:
     # Given a server whose SETTINGS do not offer it (RFC 8441 3), and an edge that is asked for h2
-    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority, "h2")) as pool:
+    async with serving(tmp_path, authority, h2=True) as port, connections(at(port, authority, "h2")) as pool:
         waits = [wait_for_leg(pool, upgrade=b"websocket", fresh=fresh) for _ in range(3)]
         assert [(await wait.leg())[1].version for wait in waits] == ["h1"] * 3
         assert pool.counts.shared == 1
@@ -186,7 +148,7 @@ async def test_a_websocket_of_an_h2_edge_without_extended_connect_is_dialled_aga
 
 @needs_nginx
 async def test_h2_connections_resume_too(authority: Authority, tmp_path: Path) -> None:
-    async with nginx(tmp_path, authority, h2=True) as port, connections(at(port, authority, "h2")) as pool:
+    async with serving(tmp_path, authority, h2=True) as port, connections(at(port, authority, "h2")) as pool:
         await ask(pool)
         leg, marks = await wait_for_leg(pool, fresh=True).leg()
         assert await say(leg).over is None
@@ -197,7 +159,7 @@ async def test_h2_connections_resume_too(authority: Authority, tmp_path: Path) -
 async def test_goaway_after_so_many_requests_loses_none_when_retried_as_told(
     authority: Authority, tmp_path: Path
 ) -> None:
-    async with nginx(tmp_path, authority, h2=True, limit=10) as port, connections(at(port, authority)) as pool:
+    async with serving(tmp_path, authority, h2=True, limit=10) as port, connections(at(port, authority)) as pool:
         for _ in range(35):
             hearing, _ = await ask(pool)
             assert hearing.body == b"nginx"
@@ -208,7 +170,7 @@ async def test_goaway_after_so_many_requests_loses_none_when_retried_as_told(
 async def test_an_edge_that_is_killed_is_refused_and_found_again(authority: Authority, tmp_path: Path) -> None:
     async with connections(at(1, authority)):
         pass
-    async with nginx(tmp_path, authority, h2=True) as port:
+    async with serving(tmp_path, authority, h2=True) as port:
         edge = at(port, authority)
         async with connections(edge) as pool:
             await ask(pool)

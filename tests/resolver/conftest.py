@@ -12,9 +12,10 @@ import uvloop
 
 from tests.peers.authority import Authority
 from tests.resolver.stage import chains
+from tests.settled import SettledLoop
 
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
+    "asyncio": SettledLoop,
     "uvloop": uvloop.new_event_loop,
 }
 # uvloop's transports inherit from none of asyncio's, and its TLS is its own: the rims run on both. The cases are about

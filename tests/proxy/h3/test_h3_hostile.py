@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from proxy.io.rims import Limits
 from resolver.io import quic_door
 from tests.patience import no_hang, soon
 from tests.peers.h3peers import Client, Gateway, listening, say
+from tests.peers.ports import needs_ipv6
 
 
 class Stranger(asyncio.DatagramProtocol):
@@ -284,15 +284,15 @@ async def test_head_that_waits_for_the_encoder_stream_is_delivered_when_it_comes
 
 
 @pytest.mark.parametrize(
-    ("host", "asks"), [("0.0.0.0", ("127.0.0.1", "127.0.0.7")), ("::", ("::1",))], ids=["IPv4", "IPv6"]
+    ("host", "asks"),
+    [("0.0.0.0", ("127.0.0.1", "127.0.0.7")), pytest.param("::", ("::1",), marks=needs_ipv6)],
+    ids=["IPv4", "IPv6"],
 )
 async def test_wildcard_answers_from_the_address_that_was_asked(
     ca: str, pem: str, host: str, asks: tuple[str, ...]
 ) -> None:
     from config.model import Listen, Tickets
 
-    if host == "::" and not _has_ipv6():
-        pytest.skip("no IPv6 loopback here")
     gateway = Gateway(lambda x: say(x.leg))
     listener = await inbound_quic.listen_quic(
         Listen("h3", host, 0), gateway, cert_file=pem, key_file=pem, tickets=Tickets()
@@ -308,11 +308,10 @@ async def test_wildcard_answers_from_the_address_that_was_asked(
         listener.close()
 
 
+@needs_ipv6
 async def test_peers_without_ipv4_are_served(ca: str, pem: str) -> None:
     from config.model import Listen, Tickets
 
-    if not _has_ipv6():
-        pytest.skip("no IPv6 loopback here")
     gateway = Gateway(lambda x: say(x.leg))
     listener = await inbound_quic.listen_quic(
         Listen("h3", "::1", 0), gateway, cert_file=pem, key_file=pem, tickets=Tickets()
@@ -326,12 +325,3 @@ async def test_peers_without_ipv4_are_served(ca: str, pem: str) -> None:
         client.vanish()
     finally:
         listener.close()
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
