@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 
 import pytest
@@ -99,3 +100,9 @@ def test_no_bytes_raise_into_the_stream(chunks: list[bytes], coding: bytes) -> N
     observer = Observer(clock, undoing(coding))
     for chunk in chunks:
         observer.feed(chunk)
+
+
+def test_a_member_that_fills_the_piece_to_the_byte_leaves_no_room_for_the_next() -> None:
+    full = random.Random(5).randbytes(MAX_PIECE)  # which no coding makes smaller: the ratio has nothing to say
+    with pytest.raises(NotUndoneError, match="unfolds into more"):
+        Inflater()(gzip.compress(full) + gzip.compress(b"more"))

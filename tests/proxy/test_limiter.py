@@ -82,3 +82,13 @@ def test_the_limit_stays_in_its_bounds(steps: list[tuple[int, float, bool]]) -> 
             limiter.failed(now)
         sample(limiter, now, active=active, latency_s=latency_s)
         assert FLOOR <= limiter.limit <= CEILING
+
+
+def test_overload_becomes_the_usual_only_slowly() -> None:
+    limiter, quiet = learnt(0.1), learnt(0.1)
+    for number in range(1, 20):
+        sample(limiter, float(number), active=START, latency_s=0.114)  # full, and not slow enough for a cut
+        sample(quiet, float(number), active=1, latency_s=0.114)
+        limiter._limit = quiet._limit = START
+    assert sample(limiter, 30.0, active=START, latency_s=0.12) == int(START * 0.8)
+    assert sample(quiet, 30.0, active=START, latency_s=0.12) > START, "for an edge that was not full it is the usual"

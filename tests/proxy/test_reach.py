@@ -91,3 +91,10 @@ def test_memories_are_bounded() -> None:
         reach.connected(f"h{n}", "192.0.2.1", "2001:db8::1", now=0.0)
         reach.heard_alt_svc(f"h{n}", 443, b'h3=":443"', now=0.0)
     assert len(reach._blocked) == len(reach._families) == len(reach._h3) == MAX_HOSTS
+
+
+def test_a_family_that_only_wins_because_it_is_first_does_not_stay_first() -> None:
+    reach = Reach()
+    reach.connected("h", "192.0.2.1", "2001:db8::1", now=0.0)
+    reach.connected("h", "192.0.2.1", "192.0.2.1", now=500.0)
+    assert reach.order("h", MIXED, 601.0) == MIXED

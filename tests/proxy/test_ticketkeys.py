@@ -81,6 +81,12 @@ def test_merge_keeps_our_own_copy_of_a_key_we_already_hold() -> None:
     assert merged.keys[0].secret is ring.keys[0].secret
 
 
+def test_a_key_that_another_worker_dates_into_the_future_is_dated_now() -> None:
+    theirs = RING.advance(5 * HOUR, fresh("b"))
+    merged = RING.advance(0.0, fresh("a")).merge(HOUR, theirs.keys)
+    assert [key.made_at for key in merged.keys] == [HOUR, 0.0]
+
+
 def test_new_rules_apply_at_once() -> None:
     ring = RING
     for second, letter in enumerate("abcd"):

@@ -264,3 +264,21 @@ class CacheMachine(RuleBasedStateMachine):
 
 CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestCacheMachine = CacheMachine.TestCase
+
+
+def test_who_left_a_moment_ago_is_known_when_it_comes_back_and_a_flush_forgets_that_too() -> None:
+    cache = cache_of(entries=2)
+    for name in ("a.example", "b.example", "c.example"):
+        cache.put(asking(name), said(asking(name), "60 A 192.0.2.1"), now=0)
+    again = cache.put(asking("a.example"), said(asking("a.example"), "60 A 192.0.2.1"), now=1)
+    assert again is not None and again.protected
+    cache.flush()
+    again = cache.put(asking("b.example"), said(asking("b.example"), "60 A 192.0.2.1"), now=2)
+    assert again is not None and not again.protected
+
+
+def test_no_more_of_those_that_left_are_known_than_entries_fit() -> None:
+    cache = cache_of(entries=4)
+    for number in range(100):
+        cache.put(asking(f"n{number}.example"), said(asking(f"n{number}.example"), "60 A 192.0.2.1"), now=0)
+    assert len(cache._ghosts) == 4

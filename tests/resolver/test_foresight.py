@@ -112,6 +112,16 @@ def test_the_table_of_pairs_is_held_when_every_group_is_large() -> None:
 # --- recurrence -------------------------------------------------------------------------------------------------------
 
 
+def test_only_the_last_eight_intervals_count() -> None:
+    polled = Recurrence(0.0)
+    for number in range(1, 31):
+        polled.asked(number * 600.0)  # for hours every ten minutes
+    for number in range(1, KEPT + 1):
+        polled.asked(18_000.0 + number * 60.0)  # now every minute
+    asked_at = 18_000.0 + KEPT * 60.0
+    assert polled.refresh_at(asked_at + 100.0, 30.0) is None, "nothing that is still remembered lasted so long"
+
+
 def test_a_poll_is_met_by_a_refresh_shortly_before_it() -> None:
     poll = Recurrence(0)
     for n in range(1, 6):

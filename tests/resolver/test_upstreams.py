@@ -305,3 +305,15 @@ def test_a_named_limit_is_believed_within_bounds() -> None:
     limit.told(1e6)
     limit.closed_by_us()
     assert limit.close_after_s == pytest.approx(96.0)
+
+
+def test_losses_are_forgiven_answer_by_answer() -> None:
+    standing = measured(0.1)
+    standing.lost(Fault.SILENT, "no answer", 1.0)
+    after_loss = standing.score(1.0, 0.1)
+    scores = []
+    for _ in range(20):
+        standing.answered(0.1, 1.0)
+        scores.append(standing.score(1.0, 0.1))
+    assert after_loss > scores[0] and scores == sorted(scores, reverse=True)
+    assert scores[-1] == pytest.approx(0.1, rel=0.05)
