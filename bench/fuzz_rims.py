@@ -91,13 +91,7 @@ def open_leg(dice: random.Random, rim: H1EdgeConnection) -> Watched:
     elif way == 3:
         head.protocol = b"websocket"
         fields += [(b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ=="), (b"sec-websocket-version", b"13")]
-    watched = Watched(rim.open(), head, is_client=False)
-    watched.leg.receiver = watched
-    watched.ask()
-    if way != 1 and not head.protocol:
-        watched.said_end = True
-        watched.leg.end()
-    return watched
+    return Watched.asking(rim, head, open_end=way == 1)
 
 
 async def _meanwhile(dice: random.Random, rim: H1ServerConnection | H1EdgeConnection, legs: Sequence[Watched]) -> None:

@@ -35,13 +35,7 @@ def ask(dice: random.Random, rim: EdgeConnection) -> Watched:
         head.method, head.length = b"POST", None
     elif way == 2 and getattr(rim, "allows_websocket", False):
         head.protocol = b"websocket"
-    watched = Watched(rim.open(), head, is_client=False)
-    watched.leg.receiver = watched
-    watched.ask()
-    if way != 1 and not head.protocol:
-        watched.said_end = True
-        watched.leg.end()
-    return watched
+    return Watched.asking(rim, head, open_end=way == 1)
 
 
 def act(dice: random.Random, legs: Sequence[Watched]) -> None:

@@ -12,7 +12,7 @@ import random
 from collections import deque
 from typing import Any
 
-from proxy.io.rims import InboundConnection, Limits, Origin
+from proxy.io.rims import EdgeConnection, InboundConnection, Limits, Origin
 from proxy.messages import Abort, Cause, Fields, Leg, Party, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority
 
@@ -83,6 +83,17 @@ class Watched:
         self.said_head = self.said_end = self.said_abort = False  # by us
         self.tunnel = False
         self.bytes = 0
+
+    @classmethod
+    def asking(cls, rim: EdgeConnection, head: RequestHead, *, open_end: bool) -> Watched:
+        """A request on a new leg, ended at once unless `open_end` or a tunnel is wanted."""
+        watched = cls(rim.open(), head, is_client=False)
+        watched.leg.receiver = watched
+        watched.ask()
+        if not open_end and not head.protocol:
+            watched.said_end = True
+            watched.leg.end()
+        return watched
 
     def __repr__(self) -> str:
         said = [name for name, value in vars(self).items() if value is True]
