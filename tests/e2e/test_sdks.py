@@ -15,6 +15,7 @@ from headrace.lab.dialects import CHAT
 from headrace.lab.prompt import Refused
 from headrace.lab.story import Stage
 from tests.e2e.stage import QUESTION, TURNS
+from tests.peers.realtime import one_turn
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -104,15 +105,7 @@ async def test_a_missing_key_is_the_service_s_own_401(stage: Stage, gpt: openai.
 
 async def test_a_realtime_session_runs_through_us(gpt: openai.AsyncOpenAI) -> None:
     async with gpt.realtime.connect(model="lab-small") as session:
-        assert (await session.recv()).type == "session.created"
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
-        await session.conversation.item.create(item=item)
-        await session.response.create()
-        kinds = []
-        async for event in session:
-            kinds.append(event.type)
-            if event.type == "response.done":
-                break
+        kinds = await one_turn(session)
     assert kinds.count("response.output_text.delta") == 24
 
 

@@ -109,6 +109,20 @@ class Place:
         async with Daemon(self.file, self.state, self.ports) as daemon:
             yield daemon
 
+    async def ask_slowly(self, edge: SilentEdge) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A request that reached the edge and has no answer yet."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports.http)
+        writer.write(b"GET /here/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await soon(edge.asked.wait())
+        return reader, writer
+
+    async def told_to_stop(self, daemon: Daemon) -> None:
+        """Until it takes no connection any more."""
+        daemon.send(signal.SIGTERM)
+        async with no_hang():
+            while await is_open(self.ports.http):
+                await asyncio.sleep(0.01)
+
     async def command(self, *args: str) -> tuple[int, str, str]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headrace", *args, "--config", str(self.file)),
@@ -207,13 +221,9 @@ async def test_sigterm_lets_a_request_end_and_a_second_one_does_not(tmp_path: Pa
     place = Place(tmp_path, edge.port)
     async with place.running() as daemon:
         # given a request that the edge is slow to answer
-        reader, writer = await asyncio.open_connection("127.0.0.1", place.ports.http)
-        writer.write(b"GET /here/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await edge.asked.wait()
+        reader, writer = await place.ask_slowly(edge)
         # when the daemon is told to stop, it takes no connection and waits for the answer
-        daemon.send(signal.SIGTERM)
-        while await is_open(place.ports.http):
-            await asyncio.sleep(0.01)
+        await place.told_to_stop(daemon)
         await asyncio.sleep(2 * LINGER_S)  # longer than a daemon would stay that has nothing to wait for
         await edge.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole")
         answer = await reader.read()
@@ -225,12 +235,8 @@ async def test_sigterm_lets_a_request_end_and_a_second_one_does_not(tmp_path: Pa
 async def test_a_second_signal_stops_at_once(tmp_path: Path, edge: SilentEdge) -> None:
     place = Place(tmp_path, edge.port)
     async with place.running() as daemon:
-        reader, writer = await asyncio.open_connection("127.0.0.1", place.ports.http)
-        writer.write(b"GET /here/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await edge.asked.wait()
-        daemon.send(signal.SIGTERM)
-        while await is_open(place.ports.http):
-            await asyncio.sleep(0.01)
+        reader, writer = await place.ask_slowly(edge)
+        await place.told_to_stop(daemon)
         daemon.send(signal.SIGTERM)
         assert await daemon.wait() == 0
         with contextlib.suppress(ConnectionResetError):
@@ -269,9 +275,7 @@ async def test_reload_opens_new_doors_closes_old_ones_and_breaks_no_stream(tmp_p
     other = DaemonPorts.choose()
     async with place.running() as daemon:
         # given a stream through the plain listener
-        reader, writer = await asyncio.open_connection("127.0.0.1", place.ports.http)
-        writer.write(b"GET /here/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await edge.asked.wait()
+        reader, writer = await place.ask_slowly(edge)
         await edge.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
         await reader.readuntil(b"one")
         # when that listener moves to another port, and a pool comes

@@ -20,6 +20,7 @@ from headrace.lab import Lab
 from headrace.lab.clients import VERSIONS, Recorder, Request, Target, ask, connect_h3, handshake, pseudo_fields
 from headrace.lab.dialects import CHAT
 from tests.patience import no_hang, soon
+from tests.peers.realtime import one_turn
 
 ASKED = [{"role": "user", "content": "why does water fall?"}]
 curl_needed = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -143,15 +144,7 @@ async def test_errors_are_raised_as_the_packages_own(
 async def test_realtime_session_is_driven_by_the_openai_package(lab: Lab, gpt: openai.AsyncOpenAI) -> None:
     context = ssl.create_default_context(cafile=lab.ca_file)
     async with gpt.realtime.connect(model="lab-small", websocket_connection_options={"ssl": context}) as session:
-        assert (await session.recv()).type == "session.created"
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
-        await session.conversation.item.create(item=item)
-        await session.response.create()
-        kinds = []
-        async for event in session:
-            kinds.append(event.type)
-            if event.type == "response.done":
-                break
+        kinds = await one_turn(session)
     assert kinds.count("response.output_text.delta") == 24
 
 
