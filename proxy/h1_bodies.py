@@ -59,6 +59,11 @@ class CloseReader:
 
 _sizes: dict[bytes, int] = {}
 
+LONE: dict[bytes, tuple[int, int]] = {}
+"""By its first five bytes, of a chunk of up to FFF bytes: where its payload begins, and how long all of it is. What begins so
+and is as long, with CRLF at its end, is one whole chunk. Five bytes hold any such size with its CRLF."""
+UNKNOWN = (0, 0)
+
 
 class ChunkedReader:
     """The chunked coding (RFC 9112 7.1), strictly. `done` after the last chunk's trailers and empty line.
@@ -66,9 +71,11 @@ class ChunkedReader:
     A line that is split between reads waits in `_line`, at most MAX_CHUNK_LINE (MAX_TRAILERS in all for trailers).
     """
 
-    __slots__ = ("_at_end", "_left", "_line", "_trailer_bytes", "done", "trailers")
+    __slots__ = ("_at_end", "_left", "_line", "_trailer_bytes", "done", "is_between", "trailers")
 
     def __init__(self) -> None:
+        self.is_between = True
+        """Nothing of a chunk or of the end was read yet: the next byte begins a chunk's line."""
         self._left = 0  # payload bytes of the current chunk still to come; -2, -1: its CR LF are due
         self._line = b""
         self._at_end = False
@@ -79,16 +86,17 @@ class ChunkedReader:
     def alone(self, chunk: bytes) -> bytes:
         """The payload of a read that is one whole chunk and nothing else, as most of a token stream's are; b"" when it is
         not, which `feed` then takes."""
-        if self._left or self._line or self._at_end:
+        if not self.is_between:
             return b""
-        end = chunk.find(b"\r\n", 0, 18)
-        size = _sizes.get(chunk[:end], 0)
-        return chunk[end + 2 : -2] if size and end + size + 4 == len(chunk) and chunk.endswith(b"\r\n") else b""
+        start, size = LONE.get(chunk[:5], UNKNOWN)
+        if not size:
+            start, size = _learn_lone(chunk)
+        return chunk[start:-2] if size == len(chunk) and chunk[-2:] == b"\r\n" else b""
 
     def feed(self, chunk: bytes, start: int, give: Callable[[bytes], None]) -> int:
         """As LengthReader.feed; raises HeadError on anything that is not this coding."""
         at, size = start, len(chunk)
-        if self._left == 0 and not self._line and not self._at_end:
+        if self.is_between:
             at = self._whole_chunks(chunk, at, give)
         while at < size and not self.done:
             if self._left > 0:
@@ -105,6 +113,7 @@ class ChunkedReader:
                 at += 1
             else:
                 at = self._take_line(chunk, at)
+        self.is_between = self._left == 0 and not self._line and not self._at_end
         return at
 
     def _whole_chunks(self, chunk: bytes, at: int, give: Callable[[bytes], None]) -> int:
@@ -168,6 +177,17 @@ class ChunkedReader:
                 self.trailers.append(field)
         else:
             self.done = True
+
+
+def _learn_lone(chunk: bytes) -> tuple[int, int]:
+    """The entry of LONE for what begins as this does; UNKNOWN for larger chunks, extensions, the last one."""
+    end = chunk.find(b"\r\n", 0, 5)
+    if end < 1 or SHORT_SIZE.fullmatch(chunk, 0, end) is None or not (size := int(chunk[:end], 16)):
+        return UNKNOWN
+    if len(LONE) >= MEMO_LINES:
+        LONE.clear()
+    found = LONE[chunk[:5]] = (end + 2, end + 2 + size + 2)
+    return found
 
 
 BodyReader = LengthReader | ChunkedReader | CloseReader

@@ -1,21 +1,16 @@
 """Watch a copy of an event stream: how many events, the first with content, usage, errors in band, and whether it was whole.
 
 Theory: the bytes go to the client whatever happens here; this reads beside them. Most chunks of a token stream are exactly
-one event, and nothing in them matters once the first content came. One that differs from the last in its token alone is
-known by its two ends (0.4 us; each search for a word costs 0.2), others of the kind by a few searches. Anything else goes
-through the line rules of the WHATWG EventSource section: CR, LF or CRLF, any split, one optional space after the colon,
-comments and unknown fields passed over.
-
-Events are looked at some at a time: code and words that have to come into the processor's caches for each event of a
-hundred streams cost five times as much as looking does (5.4 us an event in place of 1; measured with caches emptied between
-two). When each came is noted when it came.
+one event, and nothing in them matters once the first content came. One that has the shape of an earlier one is known at one
+look (`proxy.known_events`). Anything else goes through the line rules of the WHATWG EventSource section: CR, LF or CRLF, any
+split, one optional space after the colon, comments and unknown fields passed over.
 
 A coded stream is undone first, where `proxy.codings` can and within its bounds.
 
 Both dialects: OpenAI chat and completions (`[DONE]`), OpenAI Responses (`response.completed`), Anthropic (`message_stop`).
 
 Rules for editing: 1. nothing here may raise: a stream that cannot be understood stops being watched (`blind`); 2. at most
-MAX_EVENT bytes are kept; 3. no text of the stream is kept beyond the event that is being read and what is held.
+MAX_EVENT bytes are kept; 3. no text of the stream is kept beyond the event that is being read.
 """
 
 from __future__ import annotations
@@ -25,10 +20,12 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.codings import NotUndoneError, Undo, undoing
+from proxy.known_events import NOTHING, learned, like_recent
 
 MAX_EVENT = 256 * 1024
-HELD, HELD_BYTES = 16, 4096
-"""Chunks that wait to be looked at, and the size of one that is not to wait."""
+LESSONS, LESSON_EVERY = 8, 64
+"""Plain events of a new shape that are learned from in a stream, and how often one is after that: where each has a shape of
+its own there is nothing to learn."""
 
 _FINAL_TYPES = frozenset({
     "message_stop", "response.completed", "response.incomplete", "response.failed", "response.cancelled",
@@ -63,44 +60,18 @@ _DELTAS = frozenset({
 })  # fmt: skip
 
 
-def _is_plain_token(event: bytes) -> bool:
-    """Whether one whole event is one of the many in the middle of a stream, by as few looks as will do."""
-    if event[:6] == b"data: ":
-        return not (
-            b'"error"' in event
-            or b"[DONE]" in event
-            or (b'"usage"' in event and _says_usage(event))
-            or b'"type"' in event
-        )
-    return event[:7] == b"event: " and event[7 : event.find(b"\n")] in _DELTAS
-
-
-_TOKENS = (b'"content":"', b'"content": "', b'"text":"', b'"delta":"')
-
-
-def _ends_of(event: bytes) -> tuple[bytes, bytes]:
-    """What stands before and behind the token of a plain event; two empty ends when it is nowhere to be seen."""
-    for key in _TOKENS:
-        at = event.find(key)
-        if at >= 0:
-            at += len(key)
-            return event[:at], event[event.find(b'"', at) :]
-    return b"", b""
-
-
 class Observer:
     """One stream's watcher. Feed it every body chunk in order, then ask. `clock` gives seconds; `undo` the plain bytes of a
     coded stream, raising ValueError when it cannot."""
 
     __slots__ = (
-        "_at", "_before", "_behind", "_clock", "_data", "_event", "_held", "_rest", "_size", "_strange", "_undo", "blind",
-        "done", "error", "events", "first_token", "has_content", "last_token", "usage",
+        "_at", "_clock", "_data", "_event", "_is_plain", "_rest", "_shape", "_size", "_strange", "_undo", "blind", "done",
+        "error", "events", "expects", "first_token", "has_content", "last_token", "usage",
     )  # fmt: skip
 
     def __init__(self, clock: Callable[[], float], undo: Undo | None = None) -> None:
         self._clock = clock
         self._at = 0.0  # when what is being looked at came
-        self._held: list[tuple[float, bytes]] = []
         self._undo = undo
         self.first_token = self.last_token = -1.0
         """When the first event with content came, and the last that was one of its kind; -1 for none."""
@@ -118,45 +89,42 @@ class Observer:
         self._data: list[bytes] = []
         self._size = 0  # of the lines of `_data`, names included: empty ones must meet the cap as well
         self._event = b""
-        self._before = self._behind = b""  # the ends of the last plain token
-        self._strange = 0  # plain tokens since one had these ends
+        self._is_plain = False  # the last event brought content and nothing else that matters
+        self._shape = NOTHING  # of the last plain event that had a known one
+        self._strange = 0  # plain events whose shape was not known
+        self.expects = NOTHING
+        """Tells a chunk that is one more plain event, for which `events` and `last_token` are all there is to note."""
 
     @property
     def incomplete(self) -> bool:
         """The stream said none of the ends it may say, or stopped inside an event. Only for streams that have ended."""
         return not self.blind and (not self.done or bool(self._rest.strip()) or bool(self._data))
 
-    def hold(self, chunk: bytes) -> None:
-        """Take note of the next bytes; they are looked at with those that follow, at `settle` or when there are HELD."""
-        if self.blind:
-            return
-        held = self._held
-        held.append((self._clock(), chunk))
-        if len(held) >= HELD or len(chunk) > HELD_BYTES:
-            self.settle()
-
-    def settle(self) -> None:
-        """Look at what is held. Never raises."""
-        held, self._held = self._held, []
-        for self._at, chunk in held:
-            self._look(chunk)
-
     def feed(self, chunk: bytes) -> None:
-        """Watch the next bytes at once. Never raises."""
-        self.settle()
-        self._at = self._clock()
-        self._look(chunk)
-
-    def _look(self, chunk: bytes) -> None:
-        if self.blind:
-            return
-        if self._undo is not None:
+        """Watch the next bytes. Never raises."""
+        expects, clock = self.expects, self._clock
+        self._at = clock()
+        if expects(chunk, 0, len(chunk)) is not None:
+            self._one_more()
+        elif self._undo is not None:
             self._feed_coded(chunk)
-            return
-        self._feed_plain(chunk)
+        else:
+            self._feed_plain(chunk)
+            self.expects = self._shape if self._is_between and not self.blind else NOTHING
+
+    def _one_more(self) -> None:
+        self.events += 1
+        self.last_token = self._at
+
+    @property
+    def _is_between(self) -> bool:
+        """Nothing of an event is waiting for the rest of it."""
+        return not (self._rest or self._data or self._event)
 
     def _feed_coded(self, chunk: bytes) -> None:
         assert self._undo is not None
+        if self.blind:
+            return
         try:
             plain = self._undo(chunk)
         except ValueError:
@@ -166,34 +134,28 @@ class Observer:
             self._feed_plain(plain)
 
     def _feed_plain(self, chunk: bytes) -> None:
-        if self.has_content and not (self._rest or self._data or self._event) and self._is_one_more(chunk):
-            self.events += 1
-            self.last_token = self._at
+        if self.blind:
             return
+        is_whole, events = self._is_between, self.events
+        if is_whole and self.has_content:
+            # Before a plain event was learned: there is one wherever content is.
+            shape = self._shape if self._shape(chunk, 0, len(chunk)) is not None else like_recent(chunk)
+            if shape is not NOTHING:
+                self._shape = shape
+                self._one_more()
+                return
         try:
             self._feed_lines(chunk)
         except (ValueError, RecursionError, AttributeError, TypeError):
             self.blind = True
+            return
+        if is_whole and self._is_plain and self.events == events + 1 and self._is_between:
+            self._learn(chunk)
 
-    def _is_one_more(self, chunk: bytes) -> bool:
-        """Whether the chunk is one whole event of the many in the middle."""
-        before, behind = self._before, self._behind
-        # Without a quote between its ends there is room for a token there, and for no key and no second event.
-        if (
-            before
-            and chunk.startswith(before)
-            and chunk.endswith(behind)
-            and chunk.find(b'"', len(before)) == len(chunk) - len(behind)
-        ):
-            self._strange = 0
-            return True
-        if chunk.find(b"\n\n") != len(chunk) - 2 or not _is_plain_token(chunk):
-            return False
-        # Where each event has a time of its own in front, ends that hold for one are worth nothing for the next.
+    def _learn(self, event: bytes) -> None:
         self._strange += 1
-        if self._strange <= 8 or self._strange & 63 == 0:
-            self._before, self._behind = _ends_of(chunk)
-        return True
+        if self._strange <= LESSONS or self._strange % LESSON_EVERY == 0:
+            self._shape = learned(event)
 
     def _feed_lines(self, chunk: bytes) -> None:
         text = self._rest + chunk if self._rest else chunk
@@ -222,6 +184,7 @@ class Observer:
         if not data:
             return
         self.events += 1
+        self._is_plain = False
         if data == b"[DONE]":
             self.done = True
             return
@@ -229,6 +192,7 @@ class Observer:
             self.error = True
         if self.has_content and not _matters(data) and (not event or event in _DELTAS):
             self.last_token = self._at
+            self._is_plain = True
             return
         try:
             said = json.loads(data)

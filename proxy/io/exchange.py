@@ -21,6 +21,7 @@ from proxy.exchange import TABLE, Event, Phase, Step
 from proxy.failover import Attempts, Dial, GiveUp
 from proxy.io.edge_state import EdgeState
 from proxy.io.edges import PoolState
+from proxy.io.passage import Passage
 from proxy.io.rims import DialMarks, Origin
 from proxy.io.sides import ClientSide, EdgeSide, Opening
 from proxy.io.switched import Switched
@@ -47,6 +48,7 @@ class Exchange:
     abort: Abort | None = None
     observer: Observer | None = None
     switched: Switched | None = None
+    passage: Passage | None = None
     kept_bytes = bytes_in = bytes_out = status = 0
     client_full = edge_full = held_back = continued = False
     trailers: Fields = []  # never appended to
@@ -350,6 +352,10 @@ class Exchange:
 
     def overdue(self, now: float) -> None:
         """A deadline passed: say whose, and end."""
+        if self.passage is not None:
+            self.passage.settle()
+            if now < min(self.deadline, self.total_deadline):
+                return
         timeouts, by = self.pool.config.timeouts, Party.CLIENT if self.client_full else Party.EDGE
         if now >= self.total_deadline:
             detail = f"not done within timeouts.total = {timeouts.total_s:g} s"
@@ -410,6 +416,8 @@ class Exchange:
         self.leg = self.switched = self.kept = None
 
     def _recorded(self) -> RequestRecord:
+        if self.passage is not None:
+            self.passage.settle()
         head, marks, abort, observer = self.head, self._marks, self.abort, self.observer
         record = RequestRecord(
             self.id,
@@ -431,7 +439,6 @@ class Exchange:
         if abort is not None:
             record.outcome, record.detail = f"{abort.by.value} {abort.cause.value}", abort.detail
         if observer is not None:
-            observer.settle()
             record.events, record.usage, record.error_in_band = observer.events, observer.usage, observer.error
             record.incomplete = observer.incomplete
             record.first_token, record.last_token = observer.first_token, observer.last_token

@@ -15,6 +15,7 @@ from proxy.websocket_handshake import accepted
 
 if TYPE_CHECKING:
     from proxy.io.inbound_h1 import H1ServerConnection
+    from proxy.io.wire import Wire
 
 
 class H1ClientLeg:
@@ -82,6 +83,11 @@ class H1ClientLeg:
     def data(self, chunk: bytes) -> None:
         if not self._dead:
             self._connection.wire.write(write_chunk(chunk) if self._chunked else chunk)
+
+    @property
+    def chunks_to(self) -> Wire | None:
+        """Where whole chunks may be sent, framing and all, outside of a turn; None while this answer is not in chunks."""
+        return self._connection.wire if self._chunked and not self._dead else None
 
     def trailers(self, fields: Fields) -> None:
         self._trailers = fields

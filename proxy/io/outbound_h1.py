@@ -61,6 +61,7 @@ class H1EdgeConnection(asyncio.Protocol):
         self.room = 0
         self._leg: EdgeEnd | None = None
         self._exchanges = 0
+        self._passage: Callable[[bytes], bool] | None = None
         self._retired = False
 
     @property
@@ -92,6 +93,11 @@ class H1EdgeConnection(asyncio.Protocol):
         leg.was_sent(method)
         return leg
 
+    def let_pass(self, leg: H1EdgeLeg, passage: Callable[[bytes], bool]) -> None:
+        """Until the exchange of `leg` is over, ask `passage` first with what comes: whether it has seen to it."""
+        if self._leg is leg:
+            self._passage = passage
+
     def open(self) -> H1EdgeLeg:
         assert self.room, "no room for another exchange"
         leg = self._leg = H1EdgeLeg(self, reused=self._exchanges > 0)
@@ -116,6 +122,9 @@ class H1EdgeConnection(asyncio.Protocol):
         self.room = 0 if self._retired else 1
 
     def data_received(self, data: bytes) -> None:
+        passage = self._passage
+        if passage is not None and passage(data):
+            return
         leg = self._leg
         if leg is None:
             self._shut()  # nothing was asked: whatever this is, the connection is out of step
@@ -140,7 +149,7 @@ class H1EdgeConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.room = 0
-        leg, self._leg = self._leg, None
+        leg, self._leg, self._passage = self._leg, None, None
         if leg is not None:
             leg.lost("connection closed" if exc is None else "connection reset", clean=exc is None)
         self.wire.let_go()
@@ -160,7 +169,7 @@ class H1EdgeConnection(asyncio.Protocol):
         """The exchange of `leg` is over."""
         if self._leg is not leg:
             return
-        self._leg = None
+        self._leg = self._passage = None
         if reusable and not self._retired and not self.closed:
             self.room = 1
             self.wire.resume()
@@ -171,7 +180,7 @@ class H1EdgeConnection(asyncio.Protocol):
     def kill(self, leg: H1EdgeLeg) -> None:
         """Cancel the exchange of `leg`, and with it the connection."""
         if self._leg is leg:
-            self._leg = None
+            self._leg = self._passage = None
             self.closed = True
             self.room = 0
             self.wire.reset()
@@ -211,6 +220,15 @@ class H1EdgeLeg:
         self._keep_alive = True
         self._interims = 0
         self._trailers: Fields = []
+
+    @property
+    def chunks(self) -> ChunkedReader | None:
+        """What takes the answer's chunks apart, if its body is in chunks."""
+        return self._chunks
+
+    def let_pass(self, passage: Callable[[bytes], bool]) -> None:
+        """Until this answer is over, ask `passage` first with what comes: whether it has seen to it."""
+        self._connection.let_pass(self, passage)
 
     def was_sent(self, method: bytes) -> None:
         """Its request, without an upgrade, has been written by somebody else, whole."""

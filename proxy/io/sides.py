@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from proxy import errors, headers
 from proxy.exchange import Event, Phase
 from proxy.failover import SAFE_METHODS
+from proxy.io.passage import passage_of
 from proxy.io.rims import DialMarks
 from proxy.io.switched import Switched
 from proxy.messages import Abort, Cause, Fields, Leg, Party, ResponseHead, Stage
@@ -224,11 +225,12 @@ class EdgeSide:
             return
         if not x.bytes_out:
             x.waterfall.first = x.relay.clock()
+            x.passage = passage_of(x)
         x.bytes_out += len(chunk)
         x.deadline = x.relay.now + x.idle_s
         x.client.data(chunk)
         if x.observer is not None:  # after the bytes are on their way: undoing a coding may take a while
-            x.observer.hold(chunk)
+            x.observer.feed(chunk)
 
     def on_trailers(self, fields: Fields) -> None:
         if self._x.phase is Phase.ANSWERING:

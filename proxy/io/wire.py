@@ -76,7 +76,7 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
 class Wire:
     """One connection's transport. Every call is allowed at any time; before `attach` and after the end they do nothing."""
 
-    __slots__ = ("_flush_due", "_loop", "_out", "_reading", "_send", "transport", "turn", "write")
+    __slots__ = ("_flush_due", "_loop", "_out", "_reading", "_send", "direct", "transport", "turn", "write")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -91,12 +91,14 @@ class Wire:
         """To be opened before what the peer said is passed on, and ended after it, come what may."""
         self.write: Callable[[bytes], None] = _nowhere
         """Send a piece with whatever else is written at this time."""
+        self.direct: Callable[[bytes], None] = _nowhere
+        """Outside of a turn: send a piece at once, or behind what waits."""
         self._send: Callable[[bytes], None] = _nowhere
 
     def attach(self, transport: asyncio.BaseTransport) -> None:
         made = self.transport = cast(asyncio.Transport, transport)
         made.set_write_buffer_limits(high=HIGH_WATER, low=LOW_WATER)
-        self.write, self._send = self._write, made.write
+        self.write, self.direct, self._send = self._write, made.write, made.write
 
     @property
     def is_open(self) -> bool:
@@ -120,6 +122,7 @@ class Wire:
         self._out.append(piece)
         if not self._flush_due:
             self._flush_due = True
+            self.direct = self.write
             if self.turn.is_open:
                 self.turn.waiting.append(self)
             else:
@@ -137,6 +140,7 @@ class Wire:
         if self.turn.wire is self:
             self.turn.part()
         self._flush_due = False
+        self.direct = self._send
         out, transport = self._out, self.transport
         if out:
             self._out = []
@@ -173,7 +177,7 @@ class Wire:
         if self.turn.wire is self:
             self.turn.wire = None
         self._out.clear()
-        self.write = self._send = _nowhere
+        self.write = self.direct = self._send = _nowhere
         if self.transport is not None:
             reset(self.transport)
 
@@ -181,5 +185,5 @@ class Wire:
         """The connection is gone. A wire refers to itself, and with TLS its transport holds a read buffer of 256 KiB: kept
         until the collector comes, every closed connection would cost that much."""
         self._out.clear()
-        self.write = self._send = _nowhere
+        self.write = self.direct = self._send = _nowhere
         self.transport = None

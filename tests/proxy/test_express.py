@@ -129,11 +129,13 @@ class Unknowing(Gateway):
 
 
 @asynccontextmanager
-async def stage(*, short: bool, timeouts: Timeouts | None = None) -> AsyncIterator[Stage]:
+async def stage(
+    *, short: bool, timeouts: Timeouts | None = None, clock: Callable[[], float] = now
+) -> AsyncIterator[Stage]:
     records: list[Finished] = []
-    edges = EdgeSet(resolver=NoResolver(), clock=now, rng=random.Random(3))
+    edges = EdgeSet(resolver=NoResolver(), clock=clock, rng=random.Random(3))
     made_by = Gateway if short else Unknowing
-    gateway = made_by(edges=edges, resolver=None, doh=None, clock=now, record=records.append)  # type: ignore[arg-type]
+    gateway = made_by(edges=edges, resolver=None, doh=None, clock=clock, record=records.append)  # type: ignore[arg-type]
 
     def on_origin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         made.at_origin.append((reader, writer))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.sse import HELD, HELD_BYTES, MAX_EVENT, Observer
+from proxy.sse import MAX_EVENT, Observer
 
 CHAT = [
     {"choices": [{"delta": {"role": "assistant"}}]},
@@ -165,7 +165,7 @@ TEXTS = st.text(alphabet='a"\\\n:{}é,', max_size=6)
 @given(
     st.lists(st.one_of(TEXTS, st.just("[DONE]"), st.just('"usage":{"a":1}')), min_size=1, max_size=12), st.booleans()
 )
-def test_tokens_known_by_their_ends_count_as_those_that_are_read(texts: list[str], spaced: bool) -> None:
+def test_tokens_known_by_their_shape_count_as_those_that_are_read(texts: list[str], spaced: bool) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
     said = [{"id": "x", "choices": [{"delta": {"content": text or "-"}}], "usage": None} for text in texts]
     tail = [{"choices": [], "usage": {"a": 2}}, {"error": {"message": "late"}}]
@@ -187,33 +187,36 @@ EVENTS = [
 ]
 
 
-@given(st.lists(st.sampled_from([*EVENTS, b"data: {", b"\n", b"x" * 5000]), max_size=60), st.integers(1, 20))
-def test_what_is_held_is_seen_as_if_it_had_been_looked_at_at_once(chunks: list[bytes], every: int) -> None:
+@given(st.lists(st.sampled_from([*EVENTS, b"data: {", b"\n", b"x" * 5000]), max_size=60))
+def test_what_is_known_by_its_shape_is_seen_as_if_it_had_been_read(chunks: list[bytes]) -> None:
     clock = itertools.count(1.0)
-    times: list[float] = []
-
-    def tick() -> float:
-        times.append(next(clock))
-        return times[-1]
-
-    holding, at_once = Observer(tick), Observer(lambda: times[-1])
-    for number, chunk in enumerate(chunks):
-        holding.hold(chunk)
-        at_once.feed(chunk)
-        if number % every == 0:
-            holding.settle()
-    holding.settle()
+    at = 0.0
+    knowing, reading = Observer(lambda: at), Observer(lambda: at)
+    for chunk in chunks:
+        at = next(clock)
+        knowing.feed(chunk)
+        for cut in (slice(None, 1), slice(1, None)):  # an event in two pieces has no shape
+            reading.feed(chunk[cut])
     for name in ("events", "has_content", "done", "error", "usage", "blind", "incomplete", "first_token", "last_token"):
-        assert getattr(holding, name) == getattr(at_once, name), name
+        assert getattr(knowing, name) == getattr(reading, name), name
 
 
-def test_few_chunks_are_held() -> None:
-    observer = Observer(lambda: 1.0)
+def test_a_stream_expects_more_of_what_it_saw_but_not_inside_of_an_event() -> None:
+    event = b'data: {"n":%d,"choices":[{"delta":{"content":"a"}}]}\n\n'
+    observer = watched(*[event % n for n in range(4)])
+    one_more = event % 99
+    assert observer.expects(one_more, 0, len(one_more)) is not None
+    observer.feed(one_more[:20])
+    assert observer.expects(one_more, 0, len(one_more)) is None
+    observer.feed(one_more[20:])
+    assert observer.expects(one_more, 0, len(one_more)) is not None
+    assert observer.events == 5
+
+
+def test_a_coded_stream_expects_nothing_of_its_coded_bytes() -> None:
     event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
-    for _ in range(HELD - 1):
-        observer.hold(event)
-    assert observer.events == 0
-    observer.hold(event)
-    assert observer.events == HELD
-    observer.hold(b": " + b"x" * HELD_BYTES + b"\n\n" + event)
-    assert observer.events == HELD + 1
+    observer = Observer(lambda: 0.0, undo=lambda coded: coded)
+    for _ in range(5):
+        observer.feed(event)
+    assert observer.events == 5
+    assert observer.expects(event, 0, len(event)) is None
