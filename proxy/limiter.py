@@ -43,6 +43,8 @@ class Limiter:
     def __init__(self, fixed: int = 0, *, start: int = START, floor: int = FLOOR, ceiling: int = CEILING) -> None:
         self.fixed = fixed
         self._limit = float(start)
+        self.limit = fixed or start
+        """How many at a time. An attribute, because it is looked at twice for each request."""
         self._floor, self._ceiling = floor, ceiling
         self._usual_s: float | None = None
         self._no_cut_before = 0.0
@@ -51,10 +53,6 @@ class Limiter:
         self._latencies_s = 0.0
         self._answers = 0
         self._failures = 0
-
-    @property
-    def limit(self) -> int:
-        return self.fixed or int(self._limit)
 
     def admits(self, active: int) -> bool:
         return active < self.limit
@@ -100,12 +98,16 @@ class Limiter:
         if slow and (reached if used is None else used) > FULL:
             self._cut(latency_s, now)
         elif not self._failures and (used < SLACK if used is not None else reached > SLACK and not slow):
-            self._limit = min(self._limit * LIFT, self._ceiling)
+            self._set(min(self._limit * LIFT, self._ceiling))
         self._learn(latency_s, reached)
+
+    def _set(self, limit: float) -> None:
+        self._limit = limit
+        self.limit = self.fixed or int(limit)
 
     def _cut(self, latency_s: float, now: float) -> None:
         if now >= self._no_cut_before:
-            self._limit = max(self._limit * CUT, self._floor)
+            self._set(max(self._limit * CUT, self._floor))
             self._no_cut_before = now + latency_s
 
     def _is_slow(self, latency_s: float) -> bool:

@@ -21,7 +21,6 @@ from proxy.health import EdgeHealth, Outcome, State, Transition, retry_after_s
 from proxy.io.dial import Resolves, Rims
 from proxy.io.outbound import EdgeConnections
 from proxy.io.probes import Prober, ProbeResult, edge_fields
-from proxy.io.rims import DialMarks
 from proxy.limiter import Limiter
 from proxy.messages import Abort, ResponseHead
 from proxy.reach import Reach
@@ -97,7 +96,7 @@ class EdgeState:
             clock=clock,
             connect_s=pool.timeouts.connect_s,
             rims=rims,
-            on_leg=self._on_leg,
+            on_new=self._on_new_leg,
         )
         self.prober = Prober(edge, resolver=resolver, reach=reach, clock=clock, rims=rims)
         self.health = EdgeHealth(edge.id, fall=pool.probe.fall, rise=pool.probe.rise, now=now)
@@ -109,7 +108,8 @@ class EdgeState:
         self._changed = changed
         self._hears_ttfb = False
         self._may_speak_h3 = edge.protocol == "auto" and edge.scheme == "https"
-        self._legs_new = self._legs_all = 0  # since the last look
+        self._legs_new = 0  # since the last look
+        self._legs_seen = 0  # of all that its connections ever gave out, at the last look
 
     def __repr__(self) -> str:
         return f"<EdgeState {self.id} {self.state.value} {self.standing.inflight}/{self.limiter.limit}>"
@@ -192,19 +192,18 @@ class EdgeState:
             self.failures += self.health.failures - was
             self.limiter.failed(now)
 
-    def _on_leg(self, marks: DialMarks) -> None:
-        self._legs_all += 1
-        if not marks.reused:
-            self._legs_new += 1
-            self.dials += 1
+    def _on_new_leg(self) -> None:
+        self._legs_new += 1
+        self.dials += 1
 
     # ---------------------------------------------------------------- from the edge set
 
     def looked_at(self, now: float) -> None:
         """Once a second: fold what was counted since into the averages."""
-        if self._legs_all:
-            self.standing.p_new.add(self._legs_new / self._legs_all, now)
-            self._legs_new = self._legs_all = 0
+        legs = self.connections.legs
+        if legs > self._legs_seen:
+            self.standing.p_new.add(self._legs_new / (legs - self._legs_seen), now)
+            self._legs_new, self._legs_seen = 0, legs
         self.standing.slow_start = self.health.slow_start(now)
 
     def probed(self, result: ProbeResult, now: float) -> None:

@@ -264,7 +264,6 @@ class Express:
     )
 
     switched = None
-    is_whole = True
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -276,7 +275,8 @@ class Express:
         relay = lane.relay
         if not lane.is_open or len(body) > relay.max_body_bytes:
             return False
-        now = relay.clock()
+        clock = relay.clock
+        now = clock()
         edge = pool.only(now)
         if edge is None:
             candidates = pool.choose(now, known.origin.peer.encode() if pool.config.strategy == "hash" else b"")
@@ -308,32 +308,36 @@ class Express:
         if has_length:
             head = b"%b%d%b%b" % (head, len(body), after, body)
         self._connection = connection
-        connection.lend(self, head)
+        connection.lend(self, self.take, head)
         return True
 
     # ---------------------------------------------------------------- from the edge's connection, as its leg
 
-    def take(self, chunk: bytes) -> None:
-        """Bytes of the answer."""
+    def take(self, chunk: bytes) -> bool:
+        """Bytes of the answer; False, and unfolded, when they are for an ordinary leg."""
         end = chunk.find(b"\r\n\r\n") + 4
         known, answer = self._known, None
+        relay = known.lane.relay
         if 4 <= end <= MAX_ANSWER_HEAD:
             answer = known.lane.answer(chunk[:end], loopback=known.loopback)
         if answer is None or len(chunk) != end + answer.length:
-            self._unfold()[1].take(chunk)
-            return
-        now = known.lane.relay.clock()
+            self._unfold()
+            return False
+        clock = relay.clock
+        now = clock()
         tenths = round((now - self._start) * 1e4)
-        timing = b'headrace;desc="%b %b h1 reused", wait;dur=%d.%d' % (
-            known.lane.relay.id_of(self._number),
+        timing = b'headrace;desc="%b-%x %b h1 reused", wait;dur=%d.%d' % (
+            relay.run,
+            self._number,
             self._edge.name,
             tenths // 10,
             tenths % 10,
         )
         if not self._front.answer_known(answer, timing, chunk[end:]):
-            self._unfold()[1].take(chunk)
-            return
+            self._unfold()
+            return False
         self._over(answer, now)
+        return True
 
     def _over(self, answer: KnownAnswer, now: float) -> None:
         known, edge, held, wall_s = self._known, self._edge, self._held, now - self._start

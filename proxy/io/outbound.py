@@ -53,7 +53,7 @@ class PoolCounts:
 
 
 class EdgeConnections:
-    """The connections to one edge. `on_leg(marks)` is called for each leg given out, before its opening hears of it."""
+    """The connections to one edge. `on_new` is called for each leg that waited for its dial, before its opening hears of it."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class EdgeConnections:
         rims: Rims | None = None,
         limits: PoolLimits | None = None,
         pace: Pace | None = None,
-        on_leg: Callable[[DialMarks], None] | None = None,
+        on_new: Callable[[], None] | None = None,
     ) -> None:
         self.edge = edge
         self.connect_s = connect_s
@@ -75,7 +75,7 @@ class EdgeConnections:
         self.version = "h1" if edge.protocol == "h1" or (edge.scheme == "http" and edge.protocol != "h2") else ""
         """What the last connection spoke; "" before the first one of an edge that may speak several."""
         self._clock = clock
-        self._on_leg = on_leg
+        self._on_new = on_new
         self._dialler = Dialler(edge, resolver=resolver, reach=reach, clock=clock, rims=rims, pace=pace)
         self._dialler.on_stray = self._adopt
         self._loop = asyncio.get_running_loop()
@@ -136,8 +136,8 @@ class EdgeConnections:
         held.idle_since = None
         self._busy.add(held)
         self.legs += 1
-        if self._on_leg is not None:
-            self._on_leg(held.marks)
+        if self._on_new is not None and not held.marks.reused:
+            self._on_new()
         return held
 
     def give_back(self, held: Held) -> None:
@@ -230,8 +230,8 @@ class EdgeConnections:
             self._busy.add(held)
         self.legs += 1
         leg = held.connection.open()
-        if self._on_leg is not None:
-            self._on_leg(marks)
+        if self._on_new is not None and not marks.reused:
+            self._on_new()
         opening.on_open(leg, marks)
 
     def _marks(self, held: Held, waiting: Waiting | None) -> DialMarks:

@@ -32,12 +32,9 @@ def _nothing() -> None: ...
 
 
 class EdgeEnd(Protocol):
-    """Who hears what a connection says about the exchange in progress; `is_whole`: and answers it in one piece, or lets an
-    ordinary leg hear it, so that there is nothing to gather."""
+    """Who hears what a connection says about the exchange in progress."""
 
-    is_whole: bool
-
-    def take(self, chunk: bytes) -> None: ...
+    def take(self, chunk: bytes) -> object: ...
 
     def take_eof(self) -> bool: ...
 
@@ -61,17 +58,19 @@ class H1EdgeConnection(asyncio.Protocol):
         self.room = 0
         self._leg: EdgeEnd | None = None
         self._exchanges = 0
-        self._passage: Callable[[bytes], bool] | None = None
+        self._first: Callable[[bytes], bool] | None = None  # asked before the leg whether it has seen to a read
         self._retired = False
 
     @property
     def active(self) -> int:
         return 0 if self._leg is None else 1
 
-    def lend(self, leg: EdgeEnd, request: bytes) -> None:
-        """Send a whole request for somebody who reads its answer himself; see `restore` and `unfold`."""
+    def lend(self, leg: EdgeEnd, take: Callable[[bytes], bool], request: bytes) -> None:
+        """Send a whole request for somebody whose `take` reads its answer, or unfolds and leaves what it was given to the
+        ordinary leg; see `restore` and `unfold`."""
         assert self.room, "no room for another exchange"
         self._leg = leg
+        self._first = take
         self._exchanges += 1
         self.room = 0
         self.wire.write_whole(request)
@@ -80,7 +79,7 @@ class H1EdgeConnection(asyncio.Protocol):
         """The answer of the lent connection was whole; whether another request may follow, of which nobody is told."""
         if idle_hint_s:
             self.idle_hint_s = idle_hint_s
-        self._leg = None
+        self._leg = self._first = None
         if self._retired or self.closed:
             self._shut()
             return False
@@ -90,13 +89,14 @@ class H1EdgeConnection(asyncio.Protocol):
     def unfold(self, method: bytes) -> H1EdgeLeg:
         """An ordinary leg in the place of whoever borrowed the connection: the request was sent, nothing came yet."""
         leg = self._leg = H1EdgeLeg(self, reused=True)
+        self._first = None
         leg.was_sent(method)
         return leg
 
     def let_pass(self, leg: H1EdgeLeg, passage: Callable[[bytes], bool]) -> None:
         """Until the exchange of `leg` is over, ask `passage` first with what comes: whether it has seen to it."""
         if self._leg is leg:
-            self._passage = passage
+            self._first = passage
 
     def open(self) -> H1EdgeLeg:
         assert self.room, "no room for another exchange"
@@ -122,15 +122,12 @@ class H1EdgeConnection(asyncio.Protocol):
         self.room = 0 if self._retired else 1
 
     def data_received(self, data: bytes) -> None:
-        passage = self._passage
-        if passage is not None and passage(data):
+        first = self._first
+        if first is not None and first(data):
             return
         leg = self._leg
         if leg is None:
             self._shut()  # nothing was asked: whatever this is, the connection is out of step
-            return
-        if leg.is_whole:
-            leg.take(data)
             return
         turn = self.wire.turn
         turn.is_open = True
@@ -149,7 +146,7 @@ class H1EdgeConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.room = 0
-        leg, self._leg, self._passage = self._leg, None, None
+        leg, self._leg, self._first = self._leg, None, None
         if leg is not None:
             leg.lost("connection closed" if exc is None else "connection reset", clean=exc is None)
         self.wire.let_go()
@@ -169,7 +166,7 @@ class H1EdgeConnection(asyncio.Protocol):
         """The exchange of `leg` is over."""
         if self._leg is not leg:
             return
-        self._leg = self._passage = None
+        self._leg = self._first = None
         if reusable and not self._retired and not self.closed:
             self.room = 1
             self.wire.resume()
@@ -180,7 +177,7 @@ class H1EdgeConnection(asyncio.Protocol):
     def kill(self, leg: H1EdgeLeg) -> None:
         """Cancel the exchange of `leg`, and with it the connection."""
         if self._leg is leg:
-            self._leg = self._passage = None
+            self._leg = self._first = None
             self.closed = True
             self.room = 0
             self.wire.reset()
@@ -203,7 +200,6 @@ class H1EdgeLeg:
     )  # fmt: skip
 
     version = "h1"
-    is_whole = False
 
     def __init__(self, connection: H1EdgeConnection, *, reused: bool) -> None:
         self.receiver: Receiver = NOBODY

@@ -56,7 +56,8 @@ class Relay:
         self.exchanges: set[Living] = set()
         self.max_body_bytes = 512 * 1024 * 1024
         self.trusted: tuple[headers.Network, ...] = ()
-        self._run = os.urandom(3).hex().encode()
+        self.run = os.urandom(3).hex().encode()
+        """Told apart by it: the exchanges of one life of the process, and those of another."""
         self._numbers = itertools.count(1)
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -72,7 +73,9 @@ class Relay:
         exchange = Exchange(self, leg, head, origin, pool, target, name, now=now)
         if heart is not None:
             heart.belongs_to(exchange)
-        self._enter(exchange, now)
+        self.exchanges.add(exchange)
+        if self._ticking is None:
+            self._tick_from(now)
         exchange.start()
         if head.expect_continue:
             asyncio.get_running_loop().call_later(CONTINUE_AFTER_S, self._encourage, exchange)
@@ -89,18 +92,18 @@ class Relay:
 
     def enter(self, living: Living, now: float) -> int:
         """Have `living` among the exchanges until it leaves by itself; its number."""
-        self._enter(living, now)
-        return next(self._numbers)
-
-    def _enter(self, living: Living, now: float) -> None:
         self.exchanges.add(living)
         if self._ticking is None:
-            self.now = now
-            self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            self._tick_from(now)
+        return next(self._numbers)
+
+    def _tick_from(self, now: float) -> None:
+        self.now = now
+        self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def id_of(self, number: int) -> bytes:
         """What people call an exchange, for as long as this process lives."""
-        return b"%b-%x" % (self._run, number)
+        return b"%b-%x" % (self.run, number)
 
     def _tick(self) -> None:
         self.now = now = self.clock()

@@ -35,6 +35,8 @@ PRIORITIES = 16
 IDEMPOTENT = SAFE_METHODS | {b"PUT", b"DELETE"}
 SECOND_LOOK = frozenset({307, 308, 421, 425, 429, 502, 503, 504})
 """Statuses that may lead to another try before anything of them went to the client."""
+ASKED, ANSWERING = Phase.ASKED, Phase.ANSWERING
+"""By names of their own: Python 3.11 finds a member of an Enum by an exception inside, 0.1 us each time."""
 
 
 class Opening:
@@ -77,7 +79,7 @@ class ClientSide:
             else:
                 kept.append(chunk)
         if leg is not None:
-            if x.phase is Phase.ANSWERING:
+            if x.phase is ANSWERING:
                 x.deadline = x.relay.now + x.idle_s
             else:
                 x.deadline = self._next_due(size)
@@ -98,7 +100,7 @@ class ClientSide:
     def _too_large(self) -> None:
         x, limit = self._x, self._x.relay.max_body_bytes
         x.abort = Abort(Party.US, Stage.BODY, Cause.REFUSED, f"request body of more than {limit} bytes")
-        if x.phase is Phase.ANSWERING:
+        if x.phase is ANSWERING:
             x.step(Event.REFUSED)
         else:
             x.say(*errors.body_too_large(limit, x.dialect))
@@ -112,7 +114,7 @@ class ClientSide:
         leg = x.leg
         if leg is not None:
             x.end_request(leg)
-            if x.phase is Phase.ASKED:
+            if x.phase is ASKED:
                 x.await_first_byte()
 
     def on_abort(self, abort: Abort) -> None:
@@ -150,7 +152,7 @@ class EdgeSide:
 
     def on_interim(self, head: ResponseHead) -> None:
         x = self._x
-        if x.phase is not Phase.ASKED:
+        if x.phase is not ASKED:
             return
         x.await_first_byte()
         if head.status == 100:
@@ -162,7 +164,7 @@ class EdgeSide:
 
     def on_head(self, head: ResponseHead) -> None:
         x = self._x
-        if x.phase is not Phase.ASKED:
+        if x.phase is not ASKED:
             return
         now = x.waterfall.head = x.relay.clock()
         if head.status in SECOND_LOOK and self._second_look(head, now):
@@ -221,7 +223,7 @@ class EdgeSide:
 
     def on_data(self, chunk: bytes) -> None:
         x = self._x
-        if x.phase is not Phase.ANSWERING:
+        if x.phase is not ANSWERING:
             return
         if not x.bytes_out:
             x.waterfall.first = x.relay.clock()
@@ -233,17 +235,17 @@ class EdgeSide:
             x.observer.feed(chunk)
 
     def on_trailers(self, fields: Fields) -> None:
-        if self._x.phase is Phase.ANSWERING:
+        if self._x.phase is ANSWERING:
             self._x.client.trailers(fields)
 
     def on_end(self) -> None:
-        if self._x.phase is Phase.ANSWERING:
+        if self._x.phase is ANSWERING:
             self._x.step(Event.EDGE_ENDED)
 
     def on_abort(self, abort: Abort) -> None:
         x = self._x
         x.leg = None
-        if x.phase is Phase.ASKED:
+        if x.phase is ASKED:
             x.attempt_failed(abort)
         else:
             x.abort = abort

@@ -133,7 +133,8 @@ class Wire:
         if self._out or self.turn.wire is self:
             self.write(piece)
         else:
-            self._send(piece)
+            send = self._send
+            send(piece)
 
     def flush(self) -> None:
         """Give what was gathered to the transport now."""

@@ -29,6 +29,7 @@ from proxy.io.edges import EdgeSet
 from proxy.io.gateway import Gateway
 from proxy.io.inbound_tcp import listen_tcp
 from proxy.io.relay import Relay
+from proxy.limiter import Limiter
 from proxy.messages import RequestHead
 from proxy.waterfall import Finished, RequestRecord
 from resolver.io.clock import now
@@ -460,7 +461,7 @@ async def a_reload_without_the_route(s: Stage) -> None:
 
 async def a_full_edge(s: Stage) -> None:
     for edge in s.edges.pool("p").edges.values():
-        edge.limiter.fixed = 1
+        edge.limiter = Limiter(1)
     s.edges.pool("p").edges["f"].standing.full = True
     s.writer.write(ask())
     await s.arrived()

@@ -89,6 +89,7 @@ def test_overload_becomes_the_usual_only_slowly() -> None:
     for number in range(1, 20):
         sample(limiter, float(number), active=START, latency_s=0.114)  # full, and not slow enough for a cut
         sample(quiet, float(number), active=1, latency_s=0.114)
-        limiter._limit = quiet._limit = START
+        for each in (limiter, quiet):
+            each._set(START)
     assert sample(limiter, 30.0, active=START, latency_s=0.12) == int(START * 0.8)
     assert sample(quiet, 30.0, active=START, latency_s=0.12) > START, "for an edge that was not full it is the usual"
