@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from tests.peers.authority import Authority
+from tests.resolver.service_lab import Lab
 from tests.resolver.stage import chains
 from tests.settled import SettledLoop
 
@@ -21,7 +22,9 @@ LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
 # uvloop's transports inherit from none of asyncio's, and its TLS is its own: the rims run on both. The cases are about
 # behaviour and take their time: they run on the loop that the daemon runs on.
 BOTH = ("asyncio", "uvloop")
-ON = {"test_upstream_set": BOTH, "test_listen": BOTH, "test_datagrams": BOTH}
+ON = dict.fromkeys(("test_listen", "test_datagrams"), BOTH) | dict.fromkeys(
+    (f"test_upstream_{part}" for part in ("set", "udp", "streams", "doh", "doq")), BOTH
+)
 
 
 def pytest_asyncio_loop_factories(
@@ -40,3 +43,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def chain_of(authority: Authority, tmp_path: Path) -> Any:
     """`async with chain_of(peer, ...) as chain`: see tests/resolver/stage.py."""
     return chains(authority, tmp_path)
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    """A service whose upstreams the test scripts: see tests/resolver/service_lab.py."""
+    made = Lab(tmp_path)
+    yield made
+    await made.service.close()

@@ -18,7 +18,7 @@ from resolver.io.datagrams import ALONE, SINGLY, BatchedUdpListener, EveryAddres
 from resolver.io.service import ResolverService
 from tests.patience import no_hang
 from tests.resolver.scripted import ScriptedUpstreams
-from tests.resolver.test_service import QUIET
+from tests.resolver.service_lab import QUIET
 
 KINDS = [UdpListener, EveryAddressUdpListener]
 if mmsg.AVAILABLE:

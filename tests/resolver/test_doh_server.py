@@ -13,7 +13,7 @@ import pytest
 
 from resolver.io.doh_server import DohReply, DohService
 from tests.resolver.scripted import answer
-from tests.resolver.test_service import Lab, addresses, turns
+from tests.resolver.service_lab import Lab, addresses, turns
 
 TYPE = b"application/dns-message"
 

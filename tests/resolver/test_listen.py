@@ -22,7 +22,7 @@ from resolver.io.service import ResolverService
 from tests.patience import HANG_S, no_hang, soon, timed
 from tests.peers.authority import Authority
 from tests.resolver.scripted import ScriptedUpstreams, answer
-from tests.resolver.test_service import QUIET, addresses, until
+from tests.resolver.service_lab import QUIET, addresses, until
 
 HOST = "127.0.0.1"
 GOOD = ["192.0.2.1"]

@@ -12,8 +12,8 @@ from resolver import wire as w
 from resolver.io.fetch import question_for
 from resolver.scrub import only_strangers, strangers, without_strangers
 from tests.peers.dns import Ask, Peer
+from tests.resolver.service_lab import addresses
 from tests.resolver.stage import CLIENTS, ede, query
-from tests.resolver.test_service import addresses
 
 NAME = w.name_from_text("a.test")
 
