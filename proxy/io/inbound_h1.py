@@ -27,6 +27,7 @@ from proxy import errors
 from proxy.h1 import Framing, HeadError, head_end, parse_request, write_response
 from proxy.h1_bodies import BodyReader, request_reader
 from proxy.io.express import Express, Known, KnownAnswer
+from proxy.io.first_heads import FirstHeads
 from proxy.io.inbound_h1_leg import H1ClientLeg
 from proxy.io.orphans import peer_is_gone
 from proxy.io.rims import Origin, Service
@@ -59,7 +60,8 @@ HEAD, BODY, ANSWER, TUNNEL, LINGER, CLOSED = Phase
 class H1ServerConnection(asyncio.Protocol):
     """The server's side of one HTTP/1.x connection; an InboundConnection."""
 
-    def __init__(self, service: Service, origin: Origin) -> None:
+    def __init__(self, service: Service, origin: Origin, firsts: FirstHeads | None = None) -> None:
+        """`firsts`: what its listener remembers of the first heads of other connections."""
         self.service = service
         self.origin = origin
         self.limits = service.limits
@@ -76,6 +78,9 @@ class H1ServerConnection(asyncio.Protocol):
         self._seen: Shape | None = None  # of the last head that went the ordinary way
         self._known: Known | None = None
         self._shape: Shape | None = None  # of `_known`
+        self._firsts = firsts
+        if firsts is not None and (recalled := firsts.recall(origin)) is not None:
+            self._shape, self._known = recalled
         self._express = Express(self)
         self._reader: BodyReader | None = None
         self._request_whole = False
@@ -205,7 +210,7 @@ class H1ServerConnection(asyncio.Protocol):
             self._refuse(problem)
             return
         self._buffer, self._searched = rest, 0
-        if self._served and framing.keep_alive:
+        if framing.keep_alive:
             self._make_known(raw, head)
         self._begin(head, framing)
 
@@ -215,8 +220,12 @@ class H1ServerConnection(asyncio.Protocol):
             self._linger()
 
     def _make_known(self, raw: bytes, head: RequestHead) -> None:
-        """Twice the same shape, and the next will not be read. The first head of a connection is not looked at: most
+        """Twice the same shape, and the next will not be read. The first head of a connection is for those of others: most
         connections that carry one request carry no other."""
+        if not self._served:
+            if self._firsts is not None:
+                self._firsts.note(raw, head, self.origin, self.service)
+            return
         try:
             shape = Shape(raw)
         except ValueError:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import cast
 
 from config.model import Listen
+from proxy.io.first_heads import FirstHeads
 from proxy.io.handshakes import TlsDoor
 from proxy.io.inbound_h1 import H1ServerConnection
 from proxy.io.read_buffers import give_back
@@ -30,14 +31,18 @@ BACKLOG = 1024
 class TcpListener:
     """One listening socket. `address`: what it is bound to, with the port the system gave for port 0."""
 
-    def __init__(self, listen: Listen, server: asyncio.Server | TlsDoor, address: tuple[str, int]) -> None:
+    def __init__(
+        self, listen: Listen, server: asyncio.Server | TlsDoor, address: tuple[str, int], firsts: FirstHeads
+    ) -> None:
         self.listen = listen
         self.address = address
         self._server = server
+        self._firsts = firsts
 
     def close(self) -> None:
         """Accept nothing more. Connections go on."""
         self._server.close()
+        self._firsts.forget()
 
 
 def bind(listen: Listen) -> socket.socket:
@@ -74,11 +79,12 @@ async def listen_tcp(
     address: tuple[str, int] = sock.getsockname()[:2]
     hand_over = _HandOver(listen, service, observe)
     if tls is not None:
-        return TcpListener(listen, TlsDoor(sock, BACKLOG, service, tls, hand_over.over_tls), address)
+        door = TlsDoor(sock, BACKLOG, service, tls, hand_over.over_tls)
+        return TcpListener(listen, door, address, hand_over.firsts)
     server = await asyncio.get_running_loop().create_server(
         lambda: _Arrival(service, hand_over), sock=sock, backlog=BACKLOG
     )
-    return TcpListener(listen, server, address)
+    return TcpListener(listen, server, address, hand_over.firsts)
 
 
 class _HandOver:
@@ -88,6 +94,7 @@ class _HandOver:
         self._listener = str(listen)
         self._service = service
         self._observe = observe
+        self.firsts = FirstHeads()
 
     def over_tls(self, transport: asyncio.Transport, peer: tuple[str, int]) -> None:
         """ALPN tells the version; a client that offers none speaks HTTP/1 (RFC 9112 needs none)."""
@@ -108,7 +115,7 @@ class _HandOver:
 
             rim: asyncio.Protocol = H2ServerConnection(self._service, origin)
         else:
-            rim = H1ServerConnection(self._service, origin)
+            rim = H1ServerConnection(self._service, origin, self.firsts)
         transport.set_protocol(rim)
         rim.connection_made(transport)
         return rim
