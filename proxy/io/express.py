@@ -126,7 +126,7 @@ class About:
 class Known:
     """A head of a client's connection that was judged and routed, for all heads of the connection like it."""
 
-    __slots__ = ("_length_at", "_sent", "about", "head", "lane", "loopback", "origin", "pool", "priority", "target")
+    __slots__ = ("_length_at", "about", "head", "lane", "loopback", "origin", "pool", "priority", "sent", "target")
 
     def __init__(self, head: RequestHead, origin: Origin, lane: Lane, pool: PoolState, target: bytes) -> None:
         self.head = head
@@ -139,16 +139,16 @@ class Known:
         self.priority = pool.priorities.of(target) if pool.priorities is not None else None
         names = [name for name, _ in head.fields]
         self._length_at = names.index(b"content-length") if b"content-length" in names else -1
-        self._sent: dict[str, tuple[Place, bytes, bytes, bool]] = {}
+        self.sent: dict[str, tuple[Place, bytes, bytes, bool]] = {}
+        """By edge: where it is, and the head it gets, before and after the digits of its length, if it has one. Good as
+        long as the edge is there."""
 
     def for_edge(self, edge: EdgeState) -> tuple[Place, bytes, bytes, bool]:
-        """The head for this edge, before and after the digits of its length, if it has one. A reload makes it anew."""
-        found = self._sent.get(edge.id)
-        if found is None or found[0] is not edge.place:
-            head = request_for_edge(self.lane.relay, self.head, self.origin, self.pool, edge, self.target)
-            shape = Shape(write_request(head)[0])
-            found = self._sent[edge.id] = (edge.place, shape.before, shape.after, shape.has_length)
-        return found
+        """Make the entry of `sent` for an edge."""
+        head = request_for_edge(self.lane.relay, self.head, self.origin, self.pool, edge, self.target)
+        shape = Shape(write_request(head)[0])
+        made = self.sent[edge.id] = (edge.place, shape.before, shape.after, shape.has_length)
+        return made
 
     def head_of(self, length: int) -> RequestHead:
         """The head of a request with a body of `length` bytes."""
@@ -285,10 +285,13 @@ class Express:
             edge = pool.edges[candidates[0]]
         else:
             candidates = [edge.id]
-        try:
-            _, head, after, has_length = known.for_edge(edge)
-        except ValueError:  # a reload of the edge made it too long
-            return False
+        sent = known.sent.get(edge.id)
+        if sent is None or sent[0] is not edge.place:
+            try:
+                sent = known.for_edge(edge)
+            except ValueError:  # a reload of the edge made it too long
+                return False
+        _, head, after, has_length = sent
         held = edge.connections.borrow()
         if held is None:
             return False
