@@ -29,6 +29,14 @@ def test_the_process_that_holds_the_port_is_named(scheme: str, kind: socket.Sock
     assert text.endswith("is free")
 
 
+@pytest.mark.skipif(not COMM, reason="no /proc")
+def test_who_only_connects_from_a_port_does_not_hold_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as calling:
+        listen = Listen("http", "127.0.0.1", calling.getsockname()[1])
+        text = ports.explain(listen, OSError(errno.EADDRINUSE, ""))
+    assert text.startswith(f"{listen}: the port is taken; stop it")
+
+
 def test_a_low_port_says_what_it_needs() -> None:
     exc = PermissionError(errno.EACCES, "")
     assert "CAP_NET_BIND_SERVICE" in ports.explain(Listen("udp", "127.0.0.1", 53), exc)

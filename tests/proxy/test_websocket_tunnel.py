@@ -411,6 +411,17 @@ async def test_edge_lost_before_its_first_message_is_replaced_unnoticed() -> Non
     assert [end.reopened for end in joined.ends] == [1]
 
 
+async def test_client_that_says_too_much_while_there_is_no_edge_is_closed() -> None:
+    joined = Joined(reconnects=True)
+    joined.edge.receiver.on_abort(LOST)
+    for _ in range(2):
+        joined.client_says(bytes([0x82, 0xFF]) + struct.pack("!Q", MAX_KEPT - 14) + MASK + bytes(MAX_KEPT - 14))
+    assert not closes(joined.client), "a window may follow the pause"
+    joined.client_says(text(bytes(64), from_client=True, op=Op.BINARY))
+    assert closes(joined.client) == [1011]
+    joined.leave()
+
+
 async def test_edge_that_ends_before_its_first_message_is_replaced_too() -> None:
     joined = Joined(reconnects=True)
     joined.edge.receiver.on_end()

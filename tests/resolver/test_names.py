@@ -14,7 +14,7 @@ from resolver.answer import Bounds, reply, take
 from resolver.blocklist import Blocklist
 from resolver.hosts import LocalNames
 from resolver.question import Question, parse
-from resolver.rebinding import is_private, private_address
+from resolver.rebinding import is_private, private_address, service_parameters
 from resolver.zones import Zones, any_refused
 from tests.resolver.scripted import answer as scripted
 
@@ -267,3 +267,9 @@ def test_public_addresses_pass(address: str) -> None:
     import ipaddress
 
     assert not is_private(ipaddress.ip_address(address).packed)
+
+
+def test_a_service_parameter_that_is_cut_is_none() -> None:
+    whole = b"\0\1\0" + b"\0\4\0\4" + bytes((10, 0, 0, 1))
+    assert list(service_parameters(whole)) == [(4, bytes((10, 0, 0, 1)))]
+    assert list(service_parameters(whole[:-2])) == []
