@@ -1,8 +1,8 @@
-"""Pass the chunks of a token stream from an HTTP/1.1 edge to an HTTP/1.1 client as they are.
+"""Pass the chunks of a token stream from an HTTP/1.1 edge on, to an HTTP/1.1 client as they are.
 
 Theory: nearly every read of such a stream is one whole chunk with one event. On the ordinary way it has its framing taken
 off, counts, gets a new framing, waits for the end of the turn, leaves, and is looked at: ten functions, 12 us with cold
-caches. Here it is one. Both framings are chunks, so the bytes pass unchanged.
+caches. Here it is one. Where both framings are chunks the bytes pass unchanged; any other client's leg is given the payload.
 
 It sees to nothing but a read that is one whole chunk and begins where a chunk may begin; the leg gets everything else, and
 every end. What an exchange counts is kept here until it is asked for (`settle`).
@@ -15,6 +15,7 @@ local name: the interpreter does not specialise `self.slot(...)` (0.05 us hot, m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.h1_bodies import LONE, UNKNOWN, ChunkedReader
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 
 
 class Passage:
-    """The way of one answer's chunks."""
+    """The way of one answer's chunks, to `wire` as they are or without their framing to `give`."""
 
-    __slots__ = ("_at", "_bytes", "_chunks", "_clock", "_exchange", "_observer", "_wire")
+    __slots__ = ("_at", "_bytes", "_chunks", "_clock", "_exchange", "_give", "_observer", "_wire")
 
-    def __init__(self, exchange: Exchange, chunks: ChunkedReader, wire: Wire) -> None:
+    def __init__(self, exchange: Exchange, chunks: ChunkedReader, wire: Wire, give: Callable[[bytes], None]) -> None:
         self._exchange = exchange
         self._chunks = chunks
         self._wire = wire
+        self._give = give
         self._observer: Observer | None = exchange.observer
         self._clock = exchange.relay.clock
         self._at = 0.0
@@ -59,6 +61,29 @@ class Passage:
                 observer.feed(read[start:-2])
         return True
 
+    def take_apart(self, read: bytes) -> bool:
+        """As `take`, for a client's leg that frames by itself."""
+        start, size = LONE.get(read[:5], UNKNOWN)
+        if size != len(read) or read[-2:] != b"\r\n" or not self._chunks.is_between:
+            return False
+        turn, give, clock, observer = self._wire.turn, self._give, self._clock, self._observer
+        payload = read[start:-2]
+        turn.is_open = True
+        try:
+            give(payload)
+        finally:
+            turn.end()
+        self._at = now = clock()
+        self._bytes += len(payload)
+        if observer is not None:
+            expects = observer.expects
+            if expects(payload, 0, len(payload)) is not None:
+                observer.events += 1
+                observer.last_token = now
+            else:
+                observer.feed(payload)
+        return True
+
     def settle(self) -> None:
         """Have the exchange count what passed since it was last told, and be due later for it."""
         x, passed = self._exchange, self._bytes
@@ -69,13 +94,11 @@ class Passage:
 
 
 def passage_of(exchange: Exchange) -> Passage | None:
-    """Open the way for an exchange whose answer has begun, where both of its legs speak in chunks."""
+    """Open the way for an exchange whose answer has begun, where its edge speaks in chunks."""
     edge, client = exchange.leg, exchange.client
-    if not isinstance(edge, H1EdgeLeg) or not isinstance(client, H1ClientLeg):
+    if not isinstance(edge, H1EdgeLeg) or (chunks := edge.chunks) is None:
         return None
-    chunks, wire = edge.chunks, client.chunks_to
-    if chunks is None or wire is None:
-        return None
-    passage = Passage(exchange, chunks, wire)
-    edge.let_pass(passage.take)
+    wire = client.chunks_to if isinstance(client, H1ClientLeg) else None
+    passage = Passage(exchange, chunks, wire or edge.wire, client.data)
+    edge.let_pass(passage.take if wire is not None else passage.take_apart)
     return passage

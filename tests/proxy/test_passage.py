@@ -122,6 +122,20 @@ def test_any_mixture_of_reads_is_relayed_and_counted_alike(pieces: list[bytes], 
     asyncio.run(story())
 
 
+async def test_what_looks_like_a_chunk_inside_of_one_is_payload() -> None:
+    async with streaming() as stream:
+        inner = chunk(event("abc"))
+        await stream.say(inner, until=b"\n\n\r\n")
+        whole = chunk(b"a: 1\n" + inner + b"b: 2\n")
+        at = whole.index(inner)
+        stream.heard = b""
+        await stream.say(whole[:at], until=b"a: 1\n")
+        await stream.say(inner, until=b"\n\n\r\n")
+        await stream.say(whole[at + len(inner) :] + LAST, until=LAST)
+        payload = payload_of(stream.heard.removesuffix(LAST))
+        assert payload == b"a: 1\n" + inner + b"b: 2\n"
+
+
 async def test_chunks_and_what_else_comes_leave_in_order() -> None:
     async with streaming() as stream:
         both = chunk(event("a")) + chunk(event("b"))
@@ -206,3 +220,29 @@ async def test_chunks_that_pass_keep_a_stream_from_being_overdue_and_silence_doe
         await stream.on.to_the_end()
         record = await stream.record()
         assert (record.outcome, record.detail) == ("edge timed out", "edge sent nothing for timeouts.idle = 100 s")
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(PIECES, max_size=12))
+def test_a_client_without_chunks_gets_the_payloads_alone(pieces: list[bytes]) -> None:
+    async def story() -> None:
+        async with stage(short=True) as on:
+            await on.connect()
+            on.writer.write(ask().replace(b"HTTP/1.1", b"HTTP/1.0"))
+            await on.arrived()
+            on.say(HEAD)
+            said = b""
+            async with no_hang():
+                await on.reader.readuntil(b"\r\n\r\n")
+                for piece in [chunk(event("Hel"))] * 3 + pieces:
+                    on.say(piece)
+                    said += payload_of(piece)
+                    assert await on.reader.readexactly(len(payload_of(piece))) == payload_of(piece)
+                on.say(LAST)
+                assert await on.reader.read() == b""
+            await on.recorded(1)
+            record, oracle = on.records[0].whole(), Observer(lambda: 0.0)
+            oracle.feed(said)
+            assert (record.outcome, record.bytes_out, record.events) == ("ok", len(said), oracle.events)
+
+    asyncio.run(story())
