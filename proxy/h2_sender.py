@@ -166,6 +166,11 @@ class Sender:
         self.room = self._lent = max(0, min(self.window, PUMP_BYTES - self.pending, self.max_frame, MOST_LENT))
         self._lent_at = len(self.out)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the next take() gives, but for the headers of the frames that were not settled yet."""
+        return self.pending + self._lent - self.room
+
     def settle(self) -> None:
         """Count what streams took of what was lent to them, and lend no more."""
         if not self._lent:

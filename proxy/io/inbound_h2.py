@@ -1,8 +1,7 @@
-"""A client's HTTP/2 connection: the transport, the turn's one write, and the timers around `proxy.h2_server`.
+"""A client's HTTP/2 connection: the transport and the timers around `proxy.h2_server`.
 
-Theory: `data_received` feeds the pure connection, which calls the service and the receivers; whatever anybody says in this
-loop turn gathers there and leaves in one write (measured: 1.5x requests a CPU second against a write a frame, since each
-is a TLS record and a system call). When the transport is full, DATA waits on its streams, each of which tells its relay.
+Theory: `data_received` feeds the pure connection, which calls the service and the receivers; whatever anybody says gathers
+there and leaves as `proxy.io.h2_rim` says. When the transport is full, DATA waits on its streams, and each tells its relay.
 
 Time is looked at by one coarse timer a connection, never one a request; a limit is met within a quarter more than it says.
 
@@ -19,6 +18,7 @@ from proxy.h2_errors import Code, H2ConnectionError
 from proxy.h2_limits import H2Limits
 from proxy.h2_server import ServerConnection, ServerStream
 from proxy.h2_shapes import Find
+from proxy.io.h2_rim import H2Rim
 from proxy.io.rims import Origin, Service
 from proxy.messages import RequestHead
 
@@ -39,10 +39,13 @@ _DRAIN_PING = b"headrace"
 _ALIVE_PING = b"still on"
 
 
-class H2ServerConnection(asyncio.Protocol):
+class H2ServerConnection(H2Rim):
     """An InboundConnection. connection_made() is called by the listener once ALPN, or the preface, said h2."""
 
+    _h2: ServerConnection
+
     def __init__(self, service: Service, origin: Origin) -> None:
+        super().__init__()
         self._service = service
         self._origin = origin
         limits = service.limits
@@ -57,8 +60,6 @@ class H2ServerConnection(asyncio.Protocol):
         self._h2.shortcut_for = self._shortcut_for
         self._h2.on_pong = self._on_pong
         self._h2.on_linger = self._schedule_cut
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self._made_at = self._last_read = self._idle_since = self._loop.time()
@@ -95,27 +96,8 @@ class H2ServerConnection(asyncio.Protocol):
         self._h2.lose("client connection lost")
         self._service.on_disconnected(self)
 
-    def pause_writing(self) -> None:
-        self._h2.sender.blocked = True
-
-    def resume_writing(self) -> None:
-        sender = self._h2.sender
-        sender.blocked = False
-        if sender.queued and not sender.awake:
-            sender.wake()
-
-    def _wake(self) -> None:
-        self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        taken = self._h2.sender.take()
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if taken:
-            transport.write(taken)
-        if self._h2.failed is not None:
-            self._close(LINGER_S)
+    def _over(self) -> None:
+        self._close(LINGER_S)
 
     def _close(self, linger_s: float) -> None:
         if self._transport is not None and not self._transport.is_closing():

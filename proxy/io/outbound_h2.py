@@ -1,4 +1,4 @@
-"""An edge's HTTP/2 connection: the transport, the turn's one write, and the keepalive around `proxy.h2_client`.
+"""An edge's HTTP/2 connection: the transport and the keepalive around `proxy.h2_client`.
 
 Theory: usable from connection_made() on, since nothing in HTTP/2 makes a client wait; preface, SETTINGS and the first
 request leave in one write when the request is given in the same turn. While there is work, silence is answered with a
@@ -17,6 +17,7 @@ from proxy.h2_client import ClientConnection
 from proxy.h2_errors import Code, H2ConnectionError
 from proxy.h2_frames import goaway
 from proxy.h2_limits import H2Limits
+from proxy.io.h2_rim import H2Rim
 from proxy.io.rims import HIGH_WATER, LOW_WATER
 from proxy.messages import Leg
 
@@ -33,10 +34,12 @@ _ALIVE_PING = b"headrace"
 def _nobody() -> None: ...
 
 
-class H2EdgeConnection(asyncio.Protocol):
+class H2EdgeConnection(H2Rim):
     """An EdgeConnection. `allows_websocket`: the edge said that it takes extended CONNECTs (RFC 8441)."""
 
     version = "h2"
+
+    _h2: ClientConnection
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class H2EdgeConnection(asyncio.Protocol):
         ping_after_s: float = PING_AFTER_S,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
+        super().__init__()
         self._ping_after_s = ping_after_s
         self._dead_after_s = dead_after_s
         self._suspect_after_s = ping_after_s + min(SUSPECT_AFTER_S, (dead_after_s - ping_after_s) / 2)
@@ -53,8 +57,6 @@ class H2EdgeConnection(asyncio.Protocol):
         self.closed = False
         limits = H2Limits(max_header_bytes=max_header_bytes, stream_window=STREAM_WINDOW)
         self._h2 = ClientConnection(limits, self._wake, on_change=self._on_change)
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._heard_at = self._loop.time()
@@ -113,28 +115,6 @@ class H2EdgeConnection(asyncio.Protocol):
         self._h2.lose("edge connection lost" if exc is None else f"edge connection lost: {type(exc).__name__}")
         self._gone()
 
-    def pause_writing(self) -> None:
-        self._h2.sender.blocked = True
-
-    def resume_writing(self) -> None:
-        sender = self._h2.sender
-        sender.blocked = False
-        if sender.queued and not sender.awake:
-            sender.wake()
-
-    def _wake(self) -> None:
-        self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        taken = self._h2.sender.take()
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if taken:
-            transport.write(taken)
-        if self._h2.failed is not None:
-            self._close_transport()
-
     # ------------------------------------------------------------------------------------------ the end
 
     def _on_change(self) -> None:
@@ -154,9 +134,9 @@ class H2EdgeConnection(asyncio.Protocol):
         if self._h2.failed is None:
             self._h2.sender.control(goaway(0, Code.NO_ERROR))
             self._flush()
-        self._close_transport()
+        self._over()
 
-    def _close_transport(self) -> None:
+    def _over(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
             self._linger = self._loop.call_later(LINGER_S, self._transport.abort)
