@@ -21,16 +21,18 @@ Writes of one loop turn leave together: head and first body bytes in one segment
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 
 from proxy import errors
 from proxy.h1 import Framing, HeadError, head_end, parse_request, write_response
-from proxy.h1_bodies import BodyReader, request_reader
+from proxy.h1_bodies import BodyReader, LengthReader, request_reader
 from proxy.io.express import Express, Known, KnownAnswer
 from proxy.io.first_heads import FirstHeads
 from proxy.io.inbound_h1_leg import H1ClientLeg
 from proxy.io.orphans import peer_is_gone
 from proxy.io.rims import Origin, Service
+from proxy.io.splice import Sink, Splice
 from proxy.io.wire import Wire
 from proxy.known_heads import Shape
 from proxy.messages import Abort, Cause, Party, RequestHead, Stage
@@ -83,6 +85,7 @@ class H1ServerConnection(asyncio.Protocol):
             self._shape, self._known = recalled
         self._express = Express(self)
         self._reader: BodyReader | None = None
+        self._splice: Splice | None = None  # may take the rest of the body
         self._request_whole = False
         self._eof = self._fin_sent = False
         self._draining = False
@@ -304,15 +307,33 @@ class H1ServerConnection(asyncio.Protocol):
             self._broken_body(leg, problem)
             return
         if self._leg is not leg or not reader.done:
+            if self._splice is not None and isinstance(reader, LengthReader):
+                self._splice.begin(reader.left)
             return
+        self._splice = None
         self._request_whole = True
         if self._phase is BODY:
             self._phase = ANSWER
+            # Whoever stopped the upload may never let it go on, now that it is whole: a client that leaves must be seen.
+            self.wire.resume()
         if at < len(chunk):
             self._keep_for_later(chunk[at:])
         if reader.trailers:
             leg.receiver.on_trailers(reader.trailers)
         leg.receiver.on_end()
+
+    def splice_into(self, leg: H1ClientLeg, sink: Sink, heard: Callable[[int], None]) -> None:
+        """What is left of the request of `leg` may pass into `sink` unseen, where only its end has to be known."""
+        if self._leg is leg and self._phase is Phase.BODY and isinstance(self._reader, LengthReader):
+            self._splice = Splice(self.wire, sink, heard, self._on_spliced)
+
+    def _on_spliced(self, left: int) -> None:
+        """The body, of which `left` bytes are to come, goes on the ordinary way."""
+        if not isinstance(self._reader, LengthReader):
+            return
+        self._reader.left, self._splice = left, None
+        if not left:
+            self._on_body(b"", 0)
 
     def _broken_body(self, leg: H1ClientLeg, problem: HeadError) -> None:
         """The rest of this connection has no meaning any more: answer 400 if nothing was said yet, and close."""
@@ -343,7 +364,7 @@ class H1ServerConnection(asyncio.Protocol):
         """The answer of `leg` is out. Serve the next request, or close in a way that loses nothing."""
         if self._leg is not leg:
             return
-        self._leg = self._reader = None
+        self._leg = self._reader = self._splice = None
         if not keep_alive or self.closing or not self._request_whole:
             self._linger()
         else:

@@ -5,10 +5,12 @@ Rules for editing: the connection decides what comes next and when it ends; noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.h1 import Framing, write_response
 from proxy.h1_bodies import write_chunk, write_last_chunk
+from proxy.io.splice import Sink
 from proxy.messages import NOBODY, Abort, Fields, Head, Receiver, ResponseHead
 from proxy.priority import Priority
 from proxy.websocket_handshake import accepted
@@ -115,6 +117,14 @@ class H1ClientLeg:
             self._dead = True
             # HTTP/1.0 bodies end with the connection: only a reset shows that this one was cut.
             self._connection.abandon(self, flush=not (self.answered and self._framing.http10))
+
+    def splice_into(self, sink: Sink, heard: Callable[[int], None]) -> None:
+        if not self._dead:
+            self._connection.splice_into(self, sink, heard)
+
+    @property
+    def splice_sink(self) -> Sink | None:
+        return None if self._dead or self._chunked or not self.answered else self._connection
 
     def pause(self) -> None:
         self._connection.stop_reading(self)

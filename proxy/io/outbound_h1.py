@@ -18,7 +18,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.h1 import HeadError, head_end, parse_response, write_request
-from proxy.h1_bodies import BodyReader, ChunkedReader, CloseReader, response_reader, write_chunk, write_last_chunk
+from proxy.h1_bodies import (
+    BodyReader,
+    ChunkedReader,
+    CloseReader,
+    LengthReader,
+    response_reader,
+    write_chunk,
+    write_last_chunk,
+)
+from proxy.io.splice import Sink, Splice
 from proxy.io.wire import Wire
 from proxy.messages import NOBODY, Abort, Cause, Fields, Head, Party, Receiver, RequestHead, ResponseHead, Stage
 from proxy.priority import Priority
@@ -196,7 +205,7 @@ class H1EdgeLeg:
 
     __slots__ = (
         "_accept", "_answered", "_buffer", "_chunked", "_chunks", "_connection", "_dead", "_ended", "_interims", "_keep_alive",
-        "_method", "_reader", "_searched", "_sent_whole", "_trailers", "_tunnel", "_upgrade", "receiver", "reused",
+        "_method", "_reader", "_searched", "_sent_whole", "_splice", "_trailers", "_tunnel", "_upgrade", "receiver", "reused",
     )  # fmt: skip
 
     version = "h1"
@@ -216,6 +225,7 @@ class H1EdgeLeg:
         self._keep_alive = True
         self._interims = 0
         self._trailers: Fields = []
+        self._splice: Splice | None = None  # may take the rest of the answer
 
     @property
     def chunks(self) -> ChunkedReader | None:
@@ -255,6 +265,22 @@ class H1EdgeLeg:
     def data(self, chunk: bytes) -> None:
         if not self._dead:
             self._connection.wire.write(write_chunk(chunk) if self._chunked else chunk)
+
+    def splice_into(self, sink: Sink, heard: Callable[[int], None]) -> None:
+        """What is left of the answer may pass into `sink` unseen, where only its end has to be known."""
+        if isinstance(self._reader, LengthReader) and not self._dead:
+            self._splice = Splice(self._connection.wire, sink, heard, self._on_spliced)
+
+    def _on_spliced(self, left: int) -> None:
+        """The body, of which `left` bytes are to come, goes on the ordinary way."""
+        assert isinstance(self._reader, LengthReader)
+        self._reader.left, self._splice = left, None
+        if not left and not self._dead:
+            self._take_body(b"", 0)
+
+    @property
+    def splice_sink(self) -> Sink | None:
+        return None if self._dead or self._chunked or self._upgrade else self._connection
 
     def trailers(self, fields: Fields) -> None:
         self._trailers = fields
@@ -371,6 +397,8 @@ class H1EdgeLeg:
         assert reader is not None
         at = reader.feed(chunk, start, self.receiver.on_data)
         if self._dead or not reader.done:
+            if self._splice is not None and isinstance(reader, LengthReader) and not self._dead:
+                self._splice.begin(reader.left)
             return
         if at < len(chunk):
             self._keep_alive = False  # bytes after the answer: out of step, but this answer is whole

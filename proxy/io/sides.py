@@ -16,6 +16,7 @@ from proxy.exchange import Event, Phase
 from proxy.failover import SAFE_METHODS
 from proxy.io.passage import passage_of
 from proxy.io.rims import DialMarks
+from proxy.io.splice import LEAST, join
 from proxy.io.switched import Switched
 from proxy.messages import Abort, Cause, Fields, Leg, Party, ResponseHead, Stage
 from proxy.priority import Priority, renewed
@@ -76,6 +77,7 @@ class ClientSide:
             x.kept_bytes += size
             if leg is not None and x.kept_bytes > REPLAY_BYTES:
                 x.kept = None
+                join(x.client, leg, self.on_passed)
             else:
                 kept.append(chunk)
         if leg is not None:
@@ -89,6 +91,19 @@ class ClientSide:
         elif x.kept_bytes > HOLD_BYTES and not x.held_back:
             x.held_back = True
             x.client.pause()
+
+    def on_passed(self, size: int) -> None:
+        """So many bytes went to the edge unseen."""
+        x = self._x
+        x.bytes_in += size
+        if x.bytes_in > x.relay.max_body_bytes:
+            self._too_large()
+        elif x.phase is Phase.ANSWERING:
+            x.deadline = x.relay.now + x.idle_s
+        else:
+            x.deadline = self._next_due(size)
+            if x.edge_full and self._pace is not None:
+                self._pace.held()
 
     def _next_due(self, size: int) -> float:
         """When more of the request is due after these bytes."""
@@ -192,6 +207,8 @@ class EdgeSide:
             x.observer = observer_for(kind, head.get(b"content-encoding"), x.relay.clock)
         x.step(Event.ANSWERED)
         x.client.head(x.client_head(head))
+        if x.observer is None and x.leg is not None and (head.length or 0) > LEAST:
+            join(x.leg, x.client, self.on_passed)
 
     def _second_look(self, head: ResponseHead, now: float) -> bool:
         """Whether a redirect is followed or a status gets a second try; True: this answer is not for the client."""
@@ -233,6 +250,15 @@ class EdgeSide:
         x.client.data(chunk)
         if x.observer is not None:  # after the bytes are on their way: undoing a coding may take a while
             x.observer.feed(chunk)
+
+    def on_passed(self, size: int) -> None:
+        """So many bytes went to the client unseen."""
+        x = self._x
+        if x.phase is Phase.ANSWERING:
+            if not x.bytes_out:
+                x.waterfall.first = x.relay.clock()
+            x.bytes_out += size
+            x.deadline = x.relay.now + x.idle_s
 
     def on_trailers(self, fields: Fields) -> None:
         if self._x.phase is ANSWERING:

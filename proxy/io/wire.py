@@ -15,10 +15,13 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 from proxy.io.rims import HIGH_WATER, LOW_WATER
+
+if TYPE_CHECKING:
+    from proxy.io.splice import Splice
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -76,7 +79,9 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
 class Wire:
     """One connection's transport. Every call is allowed at any time; before `attach` and after the end they do nothing."""
 
-    __slots__ = ("_flush_due", "_loop", "_out", "_reading", "_send", "direct", "transport", "turn", "write")
+    __slots__ = (
+        "_flush_due", "_loop", "_out", "_reading", "_send", "_splice", "direct", "transport", "turn", "write", "written_by",
+    )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -84,6 +89,9 @@ class Wire:
         self._out: list[bytes] = []
         self._flush_due = False
         self._reading = True
+        self._splice: Splice | None = None  # reads in the transport's place
+        self.written_by: Splice | None = None
+        """Whoever writes past us until it ends."""
         turn = _turns.get(loop)
         if turn is None:
             turn = _turns[loop] = Turn()
@@ -103,6 +111,42 @@ class Wire:
     @property
     def is_open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether what is read from its socket is what the peer said."""
+        transport = self.transport
+        return transport is not None and self.is_open and transport.get_extra_info("sslcontext") is None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the peer has yet to take some of what was written."""
+        return bool(self._out) or self.transport is None or self.transport.get_write_buffer_size() > 0
+
+    @property
+    def is_reading(self) -> bool:
+        return self._reading
+
+    def fileno(self) -> int:
+        """Its socket's. Raises OSError when there is none."""
+        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if sock is None or sock.fileno() < 0:
+            raise OSError("not connected")
+        fd: int = sock.fileno()
+        return fd
+
+    def read_by(self, splice: Splice | None) -> None:
+        """Have `splice` read in the transport's place until it ends, which says None."""
+        self._splice = splice
+        if self.is_open and self._reading:
+            transport = cast(asyncio.Transport, self.transport)
+            transport.resume_reading() if splice is None else transport.pause_reading()
+
+    def _end_splices(self, *, flush: bool = False) -> None:
+        if self._splice is not None:
+            self._splice.end()
+        if self.written_by is not None:
+            self.written_by.end() if flush else self.written_by.drop()
 
     def name(self, which: str) -> tuple[str, int]:
         """`sockname` or `peername`."""
@@ -151,12 +195,12 @@ class Wire:
     def pause(self) -> None:
         if self._reading and self.is_open:
             self._reading = False
-            cast(asyncio.Transport, self.transport).pause_reading()
+            (self._splice or cast(asyncio.Transport, self.transport)).pause_reading()
 
     def resume(self) -> None:
         if not self._reading and self.is_open:
             self._reading = True
-            cast(asyncio.Transport, self.transport).resume_reading()
+            (self._splice or cast(asyncio.Transport, self.transport)).resume_reading()
 
     def half_close(self) -> bool:
         """FIN after what was written; False where it cannot be said: TLS has no half-close in asyncio."""
@@ -169,12 +213,14 @@ class Wire:
 
     def close(self) -> None:
         """Close once what was written has left."""
+        self._end_splices(flush=True)
         self.flush()
         if self.is_open:
             cast(asyncio.Transport, self.transport).close()
 
     def reset(self) -> None:
         """Drop what was written and close with RST."""
+        self._end_splices()
         if self.turn.wire is self:
             self.turn.wire = None
         self._out.clear()
@@ -185,6 +231,7 @@ class Wire:
     def let_go(self) -> None:
         """The connection is gone. A wire refers to itself, and with TLS its transport holds a read buffer of 256 KiB: kept
         until the collector comes, every closed connection would cost that much."""
+        self._end_splices()
         self._out.clear()
         self.write = self.direct = self._send = _nowhere
         self.transport = None

@@ -12,7 +12,7 @@ from headrace.lab.ca import ThrowAwayCa, issue
 from tests.settled import SettledLoop
 
 # The h3 rims work on bare sockets, the h1 rims write to uvloop's transports directly: what both do differs between the loops.
-ON_BOTH = ("test_arrivals", "test_inbound_h1", "test_outbound_h1")
+ON_BOTH = ("test_arrivals", "test_inbound_h1", "test_outbound_h1", "test_splice")
 H3_ON_BOTH = ("inbound", "answers", "connections", "outbound", "outbound_streams", "outbound_ends", "dialling")
 
 
