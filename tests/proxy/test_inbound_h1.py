@@ -131,6 +131,17 @@ async def test_a_reset_before_the_first_byte_is_told_at_once() -> None:
         assert (abort.by, abort.cause) == (Party.CLIENT, Cause.CANCELLED)
 
 
+async def test_a_reset_is_seen_after_an_upload_that_was_stopped_with_its_last_byte() -> None:
+    service = ByHand()
+    service.on_exchange = lambda exchange: exchange.leg.pause()
+    async with served(service) as client:
+        client.send(POST + b"body")
+        exchange = await service.arrived()
+        await exchange.until("end")
+        client.reset()
+        await exchange.until("abort")
+
+
 async def test_a_fin_after_a_whole_request_is_answered() -> None:
     service = ByHand()
     async with served(service) as client:
