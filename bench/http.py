@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from contextlib import ExitStack
 
 from bench.http_peers import APPLICATIONS, PROXIES, installed, origin
@@ -29,6 +31,34 @@ wrk.body = [[{PROMPT}]]
 """
 
 
+class Refused(RuntimeError):
+    """wrk heard an answer that was none of 2xx, or counted nothing."""
+
+
+def status_of(port: int) -> str:
+    """What a request like those of the bench is answered with now; wrk counts refusals and does not say which."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", PROMPT.encode(), {"Host": "bench.localhost"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return str(answer.status)
+    except urllib.error.HTTPError as exc:
+        return f"{exc.code} {exc.read(200)!r}"
+    except OSError as exc:
+        return f"none: {exc}"
+
+
+def wrk_of(server: Server, port: int, script: str, connections: int, seconds: int) -> tuple[float, float]:
+    """As `wrk`; RuntimeError names the contestant, what it answers and the end of its log."""
+    try:
+        return wrk(port, script, connections, seconds)
+    except Refused as exc:
+        raise RuntimeError(
+            f"{server.name}, {connections} connections: {exc}\nnow: {status_of(port)}\n{server.log()}"
+        ) from exc
+
+
 def wrk(port: int, script: str, connections: int, seconds: int) -> tuple[float, float]:
     """(requests done, p50 in microseconds)."""
     argv = [
@@ -45,7 +75,7 @@ def wrk(port: int, script: str, connections: int, seconds: int) -> tuple[float, 
     done = re.search(r"(\d+) requests in", said)
     p50 = re.search(r"50%\s+([\d.]+)(us|ms|s)", said)
     if done is None or p50 is None or "Non-2xx" in said:
-        raise RuntimeError(said)
+        raise Refused(said)
     return float(done[1]), float(p50[1]) * {"us": 1, "ms": 1e3, "s": 1e6}[p50[2]]
 
 
@@ -73,13 +103,13 @@ def main(argv: list[str]) -> int:
             server, port = proxies[name]
             for connections, figures in many.items():
                 before = server.cpu_s()
-                done, _ = wrk(port, file, connections, options.seconds)
+                done, _ = wrk_of(server, port, file, connections, options.seconds)
                 figures.add(name, done / max(server.cpu_s() - before, 0.01))
             direct.append(wrk(upstream, file, 1, 1)[1])
-            latency.add(name, max(wrk(port, file, 1, options.seconds)[1] - direct[-1], 1.0))
+            latency.add(name, max(wrk_of(server, port, file, 1, options.seconds)[1] - direct[-1], 1.0))
 
         for server, port in proxies.values():
-            wrk(port, file, 4, 1)  # warm
+            wrk_of(server, port, file, 4, 1)  # warm
             assert server.pids()
         take_turns(options.rounds, {name: (lambda name=name: turn(name)) for name in proxies})  # type: ignore[misc]
     notes = ["one worker or thread each (Caddy: GOMAXPROCS=1), kept-alive upstream, no buffering", *left_out]

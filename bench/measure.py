@@ -84,7 +84,7 @@ class Server(AbstractContextManager["Server"]):
         try:
             wait_listening(port, self._process, within_s)
         except RuntimeError as exc:
-            raise RuntimeError(f"{exc}\n{(self.folder / 'log').read_text(errors='replace')[-2000:]}") from exc
+            raise RuntimeError(f"{exc}\n{self.log()}") from exc
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -94,6 +94,15 @@ class Server(AbstractContextManager["Server"]):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """The end of what it has said."""
+        texts = [
+            path.read_text(errors="replace")
+            for path in (self.folder / "log", self.folder / "error.log")
+            if path.exists()
+        ]
+        return "\n".join(texts)[-2000:]
 
     def signal(self, number: int) -> None:
         assert self._process is not None
