@@ -377,7 +377,7 @@ class Exchange:
     @property
     def _waits_for_client(self) -> bool:
         """The rest of the request is due, and nobody but the client holds it up."""
-        asked_to_wait = self.head.expect_continue and not self.bytes_in
+        asked_to_wait = self.head.expect_continue and not (self.continued or self.bytes_in)
         held_up = self.edge_full or self.held_back or asked_to_wait
         return self.phase is Phase.ASKED and not (self.client_ended or held_up)
 

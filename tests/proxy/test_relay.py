@@ -319,6 +319,17 @@ async def test_a_stalled_upload_is_408_and_says_nothing_against_the_edge(bench: 
     assert bench.records[0].outcome == "client timed out"
 
 
+async def test_a_client_that_was_told_to_go_on_and_does_not_is_408_too(bench: Bench) -> None:
+    leg = FakeLeg()
+    bench.ready(leg)
+    bench.begin(expect_continue=True)
+    leg.receiver.on_interim(ResponseHead(100, []))
+    bench.now += 20.2
+    bench.relay._tick()
+    assert bench.client.only("head").status == 408
+    assert bench.edge().finished == [None]
+
+
 def drip(bench: Bench, size: int, every_s: float, times: int) -> int:
     """Send so many bytes so often; how many pieces came before the request was over."""
     for sent in range(times):
