@@ -321,12 +321,12 @@ class Dialler:
         """TLS (or none) on a connected socket, and the rim that ALPN names."""
         loop, edge = asyncio.get_running_loop(), self.edge
         negotiating = _Negotiating(lambda alpn: self._rim(alpn, h1_only))
+        started = self._clock()  # a context that is still being built is a part of TLS: somebody waits for it
         try:
             context = await self._context(h1_only) if edge.is_tls else None
         except BaseException:
             connected.sock.close()
             raise
-        started = self._clock()
         transport, _ = await loop.create_connection(
             lambda: negotiating,
             sock=connected.sock,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,26 @@ async def test_a_dial_times_its_parts_apart(authority: Authority) -> None:
             took = time.monotonic() - started
     assert min(marks.resolve_s, marks.connect_s, marks.tls_s) > 0
     assert marks.resolve_s + marks.connect_s + marks.tls_s <= took
+
+
+class Slow(ThreadPoolExecutor):
+    """Threads that sleep first."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kw: Any) -> Future[Any]:
+        def late() -> Any:
+            time.sleep(REST_S)
+            return fn(*args, **kw)
+
+        return super().submit(late)
+
+
+async def test_a_tls_context_that_a_dial_waits_for_is_counted_as_tls(authority: Authority) -> None:
+    asyncio.get_running_loop().set_default_executor(Slow(1))
+    async with edge_peer(tls=authority.server_context()) as peer:
+        edge = Edge("e", "https", "localhost", peer.port, protocol="h1", ca_file=authority.ca_file)
+        async with connections(edge, Names(localhost=["127.0.0.1"])) as pool:
+            _, marks = await wait_for_leg(pool).leg()
+    assert marks.tls_s >= REST_S
 
 
 async def test_what_an_edge_delays_is_counted_to_the_part_that_it_delays(authority: Authority) -> None:
