@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.h2 import RESET_BY_US, Connection
+from proxy.h2 import Connection
+from proxy.h2_control import RESET_BY_US
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError, abort_by_edge, code_for_edge, code_name
 from proxy.h2_frames import (
     ENABLE_PUSH,

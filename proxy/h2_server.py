@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy import errors
-from proxy.h2 import ENDED, RESET_BY_US, Connection
+from proxy.h2 import Connection
+from proxy.h2_control import ENDED, RESET_BY_US
 from proxy.h2_errors import Code, H2ConnectionError, H2StreamError, abort_by_client, code_for_client
 from proxy.h2_frames import (
     DATA,
