@@ -232,10 +232,6 @@ class H1EdgeLeg:
         """What takes the answer's chunks apart, if its body is in chunks."""
         return self._chunks
 
-    @property
-    def wire(self) -> Wire:
-        return self._connection.wire
-
     def let_pass(self, passage: Callable[[bytes], bool]) -> None:
         """Until this answer is over, ask `passage` first with what comes: whether it has seen to it."""
         self._connection.let_pass(self, passage)

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 
 class Passage:
-    """The way of one answer's chunks, to `wire` as they are or without their framing to `give`."""
+    """The way of one answer's chunks: to `wire` as they are, or without their framing to `give`."""
 
     __slots__ = ("_at", "_bytes", "_chunks", "_clock", "_exchange", "_give", "_observer", "_wire")
 
-    def __init__(self, exchange: Exchange, chunks: ChunkedReader, wire: Wire, give: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, exchange: Exchange, chunks: ChunkedReader, wire: Wire | None, give: Callable[[bytes], None]
+    ) -> None:
         self._exchange = exchange
         self._chunks = chunks
         self._wire = wire
@@ -48,7 +50,9 @@ class Passage:
         start, size = LONE.get(read[:5], UNKNOWN)
         if size != len(read) or read[-2:] != b"\r\n" or not self._chunks.is_between:
             return False
-        direct, clock, observer = self._wire.direct, self._clock, self._observer
+        wire = self._wire
+        assert wire is not None
+        direct, clock, observer = wire.direct, self._clock, self._observer
         direct(read)
         self._at = now = clock()
         self._bytes += size - start - 2
@@ -62,17 +66,13 @@ class Passage:
         return True
 
     def take_apart(self, read: bytes) -> bool:
-        """As `take`, for a client's leg that frames by itself."""
+        """As `take`, for a client's leg that frames by itself, and gathers what it writes until the loop comes round."""
         start, size = LONE.get(read[:5], UNKNOWN)
         if size != len(read) or read[-2:] != b"\r\n" or not self._chunks.is_between:
             return False
-        turn, give, clock, observer = self._wire.turn, self._give, self._clock, self._observer
+        give, clock, observer = self._give, self._clock, self._observer
         payload = read[start:-2]
-        turn.is_open = True
-        try:
-            give(payload)
-        finally:
-            turn.end()
+        give(payload)
         self._at = now = clock()
         self._bytes += len(payload)
         if observer is not None:
@@ -99,6 +99,6 @@ def passage_of(exchange: Exchange) -> Passage | None:
     if not isinstance(edge, H1EdgeLeg) or (chunks := edge.chunks) is None:
         return None
     wire = client.chunks_to if isinstance(client, H1ClientLeg) else None
-    passage = Passage(exchange, chunks, wire or edge.wire, client.data)
+    passage = Passage(exchange, chunks, wire, client.data)
     edge.let_pass(passage.take if wire is not None else passage.take_apart)
     return passage
