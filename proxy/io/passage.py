@@ -50,9 +50,7 @@ class Passage:
         start, size = LONE.get(read[:5], UNKNOWN)
         if size != len(read) or read[-2:] != b"\r\n" or not self._chunks.is_between:
             return False
-        wire = self._wire
-        assert wire is not None
-        direct, clock, observer = wire.direct, self._clock, self._observer
+        direct, clock, observer = self._wire.direct, self._clock, self._observer  # type: ignore[union-attr]  # it has one
         direct(read)
         self._at = now = clock()
         self._bytes += size - start - 2
