@@ -37,6 +37,19 @@ class ListTooLargeError(Exception):
         self.size = size
 
 
+def prefixed(value: int, mask: int, pattern: int) -> bytes:
+    """An integer behind the flag bits `pattern`, with a prefix of `mask` (RFC 7541 5.1)."""
+    if value < mask:
+        return bytes((pattern | value,))
+    out = bytearray((pattern | mask,))
+    value -= mask
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 def integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
     """(value, next position) of an integer with a prefix of `mask` (RFC 7541 5.1); at most 28 bits beyond the prefix."""
     value = block[at] & mask

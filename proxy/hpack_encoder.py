@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from proxy.hpack import DEFAULT_TABLE_BYTES, ENTRY_OVERHEAD, KNOWN_LIMIT, MEMO_LIMIT, make_room
+from proxy.hpack import DEFAULT_TABLE_BYTES, ENTRY_OVERHEAD, KNOWN_LIMIT, MEMO_LIMIT, make_room, prefixed
 from proxy.hpack_tables import STATIC, Field, huffman_encode
 from proxy.messages import NAME, NeverIndexed
 from proxy.secret_fields import SECRET, may_be_indexed
@@ -41,24 +41,12 @@ _KEYS_AT_FIRST_SIGHT = 2
 _MAX_ENTRY_SHARE = 4  # one entry may take a quarter of the table
 
 
-def _prefixed(value: int, mask: int, pattern: int) -> bytes:
-    if value < mask:
-        return bytes((pattern | value,))
-    out = bytearray((pattern | mask,))
-    value -= mask
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _coded(text: bytes) -> bytes:
     """A string literal in the shorter of its two forms (RFC 7541 5.2)."""
     packed = huffman_encode(text)
     if len(packed) < len(text):
-        return _prefixed(len(packed), 0x7F, 0x80) + packed
-    return _prefixed(len(text), 0x7F, 0) + text
+        return prefixed(len(packed), 0x7F, 0x80) + packed
+    return prefixed(len(text), 0x7F, 0) + text
 
 
 _plain_names: dict[tuple[bytes, int], bytes] = {}
@@ -69,7 +57,7 @@ def _plain_name(name: bytes, pattern: int) -> bytes:
     start = _plain_names.get((name, pattern))
     if start is None:
         index = _STATIC_NAMES.get(name, 0)
-        start = _prefixed(index, 0x0F, pattern) + (b"" if index else _coded(name))
+        start = prefixed(index, 0x0F, pattern) + (b"" if index else _coded(name))
         make_room(_plain_names, MEMO_LIMIT)
         _plain_names[(name, pattern)] = start
     return start
@@ -77,16 +65,14 @@ def _plain_name(name: bytes, pattern: int) -> bytes:
 
 def plain_literal(name: bytes, value: bytes) -> bytes:
     """A literal for a value that will not come again: Huffman would save a third of its bytes, for 10 us of 60."""
-    return (
-        _plain_name(name, 0) + (bytes((len(value),)) if len(value) < 0x7F else _prefixed(len(value), 0x7F, 0)) + value
-    )
+    return _plain_name(name, 0) + (bytes((len(value),)) if len(value) < 0x7F else prefixed(len(value), 0x7F, 0)) + value
 
 
 _STATIC_FIELDS: dict[Field, bytes] = {field: bytes((0x81 + at,)) for at, field in enumerate(STATIC) if field[1]}
 _STATIC_NAMES: dict[bytes, int] = {}
 for _at, (_name, _) in enumerate(STATIC):
     _STATIC_NAMES.setdefault(_name, _at + 1)
-_INDEXED: list[bytes] = [_prefixed(index, 0x7F, 0x80) for index in range(62 + DEFAULT_TABLE_BYTES // ENTRY_OVERHEAD)]
+_INDEXED: list[bytes] = [prefixed(index, 0x7F, 0x80) for index in range(62 + DEFAULT_TABLE_BYTES // ENTRY_OVERHEAD)]
 
 
 class Encoder:
@@ -156,7 +142,7 @@ class Encoder:
         return block
 
     def _size_updates(self) -> bytes:
-        updates = b"".join(_prefixed(size, 0x1F, 0x20) for size in dict.fromkeys(self._resized))
+        updates = b"".join(prefixed(size, 0x1F, 0x20) for size in dict.fromkeys(self._resized))
         self._resized = []
         return updates
 
@@ -187,7 +173,7 @@ class Encoder:
         name, value = field
         index = _STATIC_NAMES.get(name, 0)
         self._insert(field, table)
-        return _prefixed(index, 0x3F, 0x40) + (b"" if index else _coded(name)) + _coded(value)
+        return prefixed(index, 0x3F, 0x40) + (b"" if index else _coded(name)) + _coded(value)
 
     def _is_passing(self, name: bytes, value: bytes) -> bool:
         """Never worth an entry: it will not come again, or would take too much of the table."""

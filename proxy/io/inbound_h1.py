@@ -324,7 +324,7 @@ class H1ServerConnection(asyncio.Protocol):
 
     def splice_into(self, leg: H1ClientLeg, sink: Sink, heard: Callable[[int], None]) -> None:
         """What is left of the request of `leg` may pass into `sink` unseen, where only its end has to be known."""
-        if self._leg is leg and self._phase is Phase.BODY and isinstance(self._reader, LengthReader):
+        if self._leg is leg and self._phase is BODY and isinstance(self._reader, LengthReader):
             self._splice = Splice(self.wire, sink, heard, self._on_spliced)
 
     def _on_spliced(self, left: int) -> None:

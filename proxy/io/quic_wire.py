@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from aioquic.buffer import encode_uint_var
 
+from proxy.hpack import prefixed
 from proxy.io.quic_codes import FRAME_ERROR, SETTINGS_ERROR, ConnectionFault
 from proxy.messages import Fields, NeverIndexed
 from proxy.secret_fields import SECRET, may_be_indexed
@@ -81,20 +82,6 @@ def count_lines(section: bytes) -> int:
     return lines
 
 
-def _prefixed(value: int, prefix: int, flags: int) -> bytes:
-    """An integer of RFC 7541 5.1 after its flag bits."""
-    top = (1 << prefix) - 1
-    if value < top:
-        return bytes((flags | value,))
-    out = bytearray((flags | top,))
-    value -= top
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 STATIC_NAMES = {b"authorization": 84, b"cookie": 5, b"set-cookie": 14}  # RFC 9204 appendix A
 
 
@@ -103,8 +90,8 @@ def never_indexed(fields: Fields) -> bytes:
     out = bytearray()
     for name, value in fields:
         index = STATIC_NAMES.get(name)
-        out += _prefixed(len(name), 3, 0x30) + name if index is None else _prefixed(index, 4, 0x70)
-        out += _prefixed(len(value), 7, 0) + value
+        out += prefixed(len(name), 0x07, 0x30) + name if index is None else prefixed(index, 0x0F, 0x70)
+        out += prefixed(len(value), 0x7F, 0) + value
     return bytes(out)
 
 
